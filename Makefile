@@ -1,0 +1,32 @@
+# From a machine that has only Python 3.11+, git and make: each target creates .venv, installs, and runs.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+WITH ?=
+
+.PHONY: quickstart test check bench install clean
+quickstart: $(INSTALLED)
+	@$(BIN)/regard walk "I am a student"
+	@$(BIN)/regard walk --scores 112,96,16,8 --d-key 64
+
+test: $(INSTALLED)
+	$(BIN)/pytest -n 2 $(WITH)
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/attention_weights.py
+	$(BIN)/python benchmarks/train_step.py
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv

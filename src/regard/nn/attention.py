@@ -1,0 +1,273 @@
+"""Attention: queries look into a soft key-value store (Bahdanau 2014, Luong 2015, Vaswani 2017).
+
+A *score function* says how well a query fits a key; softmax over the keys turns scores into weights; the output is the weighted sum
+of the values. One class serves self- and cross-attention, one head or many, every score function, and Bahdanau's
+context attention over raw recurrent states, where every projection is the identity.
+
+The dot-product scores run on torch's fused kernels, which never form the weights. Who wants to see them asks for
+``capture``: the layer then also hands out what it attended with, and :meth:`Attended.weights` forms the weights of the chosen
+heads from that, beside the fast path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.config import ConfigError, Score
+from regard.nn.cache import KeyValue
+from regard.nn.masks import Lowered
+from regard.nn.positions import Rotation, rotate
+
+
+class Attended(NamedTuple):
+    """What a layer attended with: its input x, and queries, keys and values after positions and before dropout."""
+
+    x: Float[Tensor, "B T C"]
+    q: Float[Tensor, "B H T D"]
+    k: Float[Tensor, "B G S D"]
+    v: Float[Tensor, "B G S E"]
+    mask: Lowered
+    scale: float
+    w: Float[Tensor, "H D"] | None = None
+
+    def weights(self, heads: Sequence[int] | None = None) -> Float[Tensor, "B heads T S"]:
+        """The attention weights of the chosen heads (all by default): rows sum to one, or to zero where
+        there was nothing to attend."""
+        q, k, w = self.q, self.k, self.w
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        bias, alive = self.mask.bias, self.mask.alive
+        if heads is not None:
+            chosen = list(heads)
+            q, k, w = q[:, chosen], k[:, chosen], None if w is None else w[chosen]
+            bias = bias[:, chosen] if bias is not None and bias.shape[1] > 1 else bias
+            alive = alive[:, chosen] if alive is not None and alive.shape[1] > 1 else alive
+        if q.dtype in (torch.float16, torch.bfloat16):
+            q, k = q.float(), k.float()
+        scores = score(q, k, self.scale, w)
+        return masked_softmax(scores, Lowered(self.mask.is_causal, bias, alive))
+
+
+def score(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B H S D"],
+    scale: float,
+    w: Float[Tensor, "H D"] | None = None,
+) -> Float[Tensor, "B H T S"]:
+    """Every query against every key: scaled dot products or, with ``w``, the additive w . tanh(q + k)."""
+    if w is None:
+        return q @ k.transpose(-2, -1) * scale
+    # One head width at a time would be slower, all at once T x S x D large: this is why additive lost.
+    return torch.einsum("bhtsd,hd->bhts", torch.tanh(q[:, :, :, None] + k[:, :, None]), w.to(q.dtype))
+
+
+def masked_softmax(scores: Float[Tensor, "B H T S"], mask: Lowered) -> Float[Tensor, "B H T S"]:
+    """Softmax over what may be attended; a row with nothing to attend is all zeros."""
+    if mask.is_causal:
+        t, s = scores.shape[-2:]
+        scores = scores.masked_fill(~torch.ones(t, s, dtype=torch.bool, device=scores.device).tril(), -math.inf)
+    elif mask.bias is not None and mask.bias.dtype == torch.bool:
+        scores = scores.masked_fill(~mask.bias, -math.inf)
+    elif mask.bias is not None:
+        scores = scores + mask.bias
+    weights = scores.softmax(dim=-1)
+    return weights if mask.alive is None else weights.masked_fill(~mask.alive, 0)
+
+
+def attend(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B G S D"],
+    v: Float[Tensor, "B G S E"],
+    mask: Lowered = Lowered(),
+    *,
+    scale: float,
+    w: Float[Tensor, "H D"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H T E"]:
+    """The weighted sum of the values, by a fused kernel where the score is a dot product.
+
+    >>> q, k = torch.tensor([[[[1.0, 0.0]]]]), torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])
+    >>> attend(q, k, k, scale=1.0)
+    tensor([[[[0.7311, 0.2689]]]])
+    """
+    groups = q.shape[1] // k.shape[1]
+    if w is None:
+        out = F.scaled_dot_product_attention(
+            q, k, v, mask.bias, dropout, mask.is_causal, scale=scale, enable_gqa=groups > 1
+        )
+        return out if mask.alive is None else out.masked_fill(~mask.alive, 0)
+    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    return F.dropout(masked_softmax(score(q, k, scale, w), mask), dropout) @ v
+
+
+class Attention(nn.Module):
+    """Multi-head attention with any score function; self-attention unless ``d_memory`` is given.
+
+    ``d_query`` and ``d_memory`` are the widths that come in, ``d_values`` that of a separate source of values, ``d_out`` the
+    width that goes out. ``n_kv_heads`` below n_heads shares keys and values among groups of heads. Projections named in
+    ``identity`` ("q", "k", "v", "out") are left out: the input itself is used, cut into heads.
+
+    >>> layer = Attention(12, n_heads=3)
+    >>> out, _ = layer(torch.randn(2, 5, 12))
+    >>> out.shape
+    torch.Size([2, 5, 12])
+    """
+
+    def __init__(
+        self,
+        d_query: int,
+        *,
+        d_memory: int | None = None,
+        d_values: int | None = None,
+        d_out: int | None = None,
+        n_heads: int = 1,
+        n_kv_heads: int | None = None,
+        d_head: int | None = None,
+        d_value: int | None = None,
+        score: Score = "scaled_dot",
+        d_attention: int | None = None,
+        bias: bool = True,
+        qk_norm: bool = False,
+        norm_eps: float = 1e-6,
+        dropout: float = 0.0,
+        identity: Sequence[str] = (),
+    ):
+        super().__init__()
+        self.is_self = d_memory is None
+        d_memory = d_query if d_memory is None else d_memory
+        d_values = d_memory if d_values is None else d_values
+        self.n_heads, self.n_kv_heads = n_heads, n_kv_heads or n_heads
+        self.dropout = dropout
+
+        # Width of one head of queries, keys and values. An identity projection takes what comes in.
+        q = d_query // n_heads if "q" in identity else d_head or d_query // n_heads
+        k = d_memory // self.n_kv_heads if "k" in identity else d_head or (q if "q" in identity else d_query // n_heads)
+        v = d_values // self.n_kv_heads if "v" in identity else d_value or d_head or d_query // n_heads
+        _check(d_query, d_memory, d_values, n_heads, self.n_kv_heads, d_head, q, k, score, identity)
+        self.widths = n_heads * q, self.n_kv_heads * k, self.n_kv_heads * v
+
+        # One matrix per input: a single product projects to queries, keys and values together.
+        self.fused = self.is_self and not set(identity) & {"q", "k", "v"}
+        self.fused_kv = not self.fused and d_values == d_memory and not set(identity) & {"k", "v"}
+        if self.fused:
+            self.qkv = nn.Linear(d_query, sum(self.widths), bias)
+        else:
+            self.q = nn.Identity() if "q" in identity else nn.Linear(d_query, self.widths[0], bias)
+            if self.fused_kv:
+                self.kv = nn.Linear(d_memory, sum(self.widths[1:]), bias)
+            else:
+                self.k = nn.Identity() if "k" in identity else nn.Linear(d_memory, self.widths[1], bias)
+                self.v = nn.Identity() if "v" in identity else nn.Linear(d_values, self.widths[2], bias)
+        d_heads = n_heads * v
+        self.out = nn.Identity() if "out" in identity else nn.Linear(d_heads, d_out or d_query, bias)
+        self.q_norm = nn.RMSNorm(q, norm_eps) if qk_norm else None
+        self.k_norm = nn.RMSNorm(k, norm_eps) if qk_norm else None
+
+        # The score function. Bilinear moves its matrix to the queries and is a dot product from there on; additive prepares
+        # both sides, so that a cached key is ready to be added.
+        self.scale = q**-0.5 if score == "scaled_dot" else 1.0
+        self.score_q = self.score_k = self.score_w = None
+        if score == "bilinear":
+            self.score_q = nn.Parameter(torch.empty(n_heads, q, k))
+        elif score == "additive":
+            d = d_attention or q
+            self.score_q = nn.Parameter(torch.empty(n_heads, q, d))
+            self.score_k = nn.Parameter(torch.empty(self.n_kv_heads, k, d))
+            self.score_w = nn.Parameter(torch.empty(n_heads, d))
+        self.reset_scores()
+
+    def reset_scores(self) -> None:
+        for weight in (self.score_q, self.score_k, self.score_w):
+            if weight is not None:
+                bound = weight.shape[-1] ** -0.5 if weight.dim() == 2 else weight.shape[1] ** -0.5
+                nn.init.uniform_(weight, -bound, bound)
+
+    def queries(self, q: Float[Tensor, "B T d"], by: Rotation | None = None) -> Float[Tensor, "B H T D"]:
+        """Projected queries as heads, normed, turned, and prepared for the score function."""
+        heads = q.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)  # (B, H, T, D)
+        heads = heads if self.q_norm is None else self.q_norm(heads)
+        heads = heads if by is None else rotate(heads, by)
+        return heads if self.score_q is None else heads @ self.score_q.to(heads.dtype)
+
+    def keys(self, k: Float[Tensor, "B S d"], by: Rotation | None = None) -> Float[Tensor, "B G S D"]:
+        """Projected keys as heads, likewise."""
+        heads = k.unflatten(-1, (self.n_kv_heads, -1)).transpose(1, 2)  # (B, G, S, D)
+        heads = heads if self.k_norm is None else self.k_norm(heads)
+        heads = heads if by is None else rotate(heads, by)
+        return heads if self.score_k is None else heads @ self.score_k.to(heads.dtype)
+
+    def values(self, v: Float[Tensor, "B S d"]) -> Float[Tensor, "B G S E"]:
+        return v.unflatten(-1, (self.n_kv_heads, -1)).transpose(1, 2)  # (B, G, S, E)
+
+    def remember(
+        self, memory: Float[Tensor, "B S d"], values: Tensor | None = None, by: Rotation | None = None
+    ) -> KeyValue:
+        """Keys and values of a memory, to be computed once and attended to many times."""
+        if self.fused_kv and values is None:
+            k, v = self.kv(memory).split(self.widths[1:], dim=-1)
+        elif self.fused_kv:
+            raise ConfigError(["values: this layer projects keys and values together; give d_values to part them"])
+        else:
+            k, v = self.k(memory), self.v(memory if values is None else values)
+        return KeyValue(self.keys(k, by), self.values(v))
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T C"],
+        memory: Float[Tensor, "B S M"] | KeyValue | None = None,
+        values: Float[Tensor, "B S N"] | None = None,
+        *,
+        mask: Lowered = Lowered(),
+        rotation: Rotation | None = None,
+        store=None,
+        capture: bool = False,
+    ) -> tuple[Float[Tensor, "B T O"], Attended | None]:
+        """Attend from x to itself or to a memory; with ``capture`` also hand out what was attended with.
+
+        ``store`` takes the new keys and values and returns all that may be attended to: a cache's layer.
+        """
+        if self.fused:
+            q, k, v = self.qkv(x).split(self.widths, dim=-1)
+            q, kv = self.queries(q, rotation), KeyValue(self.keys(k, rotation), self.values(v))
+        else:
+            q = self.queries(self.q(x), rotation)
+            if isinstance(memory, KeyValue):
+                kv = memory
+            elif self.is_self:
+                kv = self.remember(x, values, rotation)
+            else:
+                assert memory is not None, "cross-attention is given a memory"
+                kv = self.remember(memory, values)
+        if store is not None:
+            kv = store(kv)
+        dropout = self.dropout if self.training else 0.0
+        out = attend(q, kv.k, kv.v, mask, scale=self.scale, w=self.score_w, dropout=dropout)
+        attended = Attended(x, q, kv.k, kv.v, mask, self.scale, self.score_w) if capture else None
+        return self.out(out.transpose(1, 2).flatten(-2)), attended
+
+
+def _check(d_query, d_memory, d_values, n_heads, n_kv_heads, d_head, q, k, score, identity) -> None:
+    """Widths that cannot work, all of them at once."""
+    problems = []
+    if n_heads % n_kv_heads:
+        problems.append(f"n_heads ({n_heads}) must be divisible by n_kv_heads ({n_kv_heads})")
+    if d_query % n_heads and (d_head is None or "q" in identity):
+        below, above = d_query // n_heads * n_heads, -(-d_query // n_heads) * n_heads
+        problems.append(
+            f"d_query ({d_query}) must be divisible by n_heads ({n_heads}); try {below or above} or {above}"
+        )
+    for name, width, part in (("d_memory", d_memory, "k"), ("d_values", d_values, "v")):
+        if part in identity and width % n_kv_heads:
+            problems.append(f"{name} ({width}) must be divisible by n_kv_heads ({n_kv_heads}) without a projection")
+    if score in ("dot", "scaled_dot") and q != k:
+        problems.append(f"query heads ({q} wide) and key heads ({k} wide) must be equally wide for a {score} score")
+    if score not in ("dot", "scaled_dot", "bilinear", "additive"):
+        problems.append(f"score ({score!r}) must be one of dot, scaled_dot, bilinear, additive")
+    if problems:
+        raise ConfigError(problems)

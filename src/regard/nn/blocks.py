@@ -1,0 +1,181 @@
+"""Norm, feed-forward, the block of both, and the stack of blocks.
+
+Post-norm (Vaswani 2017) norms the sum, ``norm(x + f(x))``; pre-norm (Xiong 2020) the input of each branch, ``x + f(norm(x))``,
+and the stack's end. One block serves encoder and decoder: cross-attention is there if there is a memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.config import Stack as StackConfig
+from regard.nn.attention import Attended, Attention
+from regard.nn.cache import Cache, KeyValue
+from regard.nn.masks import Lowered, Mask, lower
+from regard.nn.positions import Rotation
+
+
+def make_norm(config: StackConfig, d: int | None = None) -> nn.LayerNorm | nn.RMSNorm:
+    """The stack's kind of norm, d_model wide unless told otherwise."""
+    d = config.d_model if d is None else d
+    if config.norm == "rms":
+        return nn.RMSNorm(d, config.norm_eps)
+    return nn.LayerNorm(d, config.norm_eps)
+
+
+def gelu_quick(x: Tensor) -> Tensor:
+    """CLIP's approximation, x sigmoid(1.702 x)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_quick": gelu_quick,
+    "silu": F.silu,
+    "swiglu": F.silu,
+}
+
+
+class MLP(nn.Module):
+    """Two layers applied to each position by itself; with SwiGLU the first has a gate beside it."""
+
+    def __init__(self, config: StackConfig):
+        super().__init__()
+        self.gated = config.activation == "swiglu"
+        self.up = nn.Linear(config.d_model, config.d_ff * (2 if self.gated else 1), config.bias)
+        self.down = nn.Linear(config.d_ff, config.d_model, config.bias)
+        self.activation = ACTIVATIONS[config.activation]
+        self.dropout = config.mlp_dropout
+
+    def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
+        hidden = self.up(x)
+        if self.gated:
+            gate, hidden = hidden.chunk(2, dim=-1)
+            hidden = self.activation(gate) * hidden
+        else:
+            hidden = self.activation(hidden)
+        return self.down(F.dropout(hidden, self.dropout, self.training))
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention if there is a memory, and the MLP, each with its residual and norm."""
+
+    def __init__(self, config: StackConfig, d_memory: int | None = None):
+        super().__init__()
+        d_head, d_value = config.head_widths
+        attention = partial(
+            Attention,
+            config.d_model,
+            n_heads=config.n_heads,
+            n_kv_heads=config.n_kv_heads,
+            d_head=d_head,
+            d_value=d_value,
+            score=config.score,
+            bias=config.bias,
+            qk_norm=config.qk_norm,
+            norm_eps=config.norm_eps,
+            dropout=config.attn_dropout,
+        )
+        self.pre = config.norm_order == "pre"
+        self.dropout = config.dropout
+        self.self_attn = attention()
+        self.self_norm = make_norm(config)
+        self.cross_attn = None if d_memory is None else attention(d_memory=d_memory)
+        self.cross_norm = None if d_memory is None else make_norm(config)
+        self.mlp = MLP(config)
+        self.mlp_norm = make_norm(config)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T C"],
+        *,
+        mask: Lowered,
+        rotation: Rotation | None = None,
+        store=None,
+        memory: Float[Tensor, "B S M"] | KeyValue | None = None,
+        memory_mask: Lowered = Lowered(),
+        capture_self: bool = False,
+        capture_cross: bool = False,
+    ) -> tuple[Float[Tensor, "B T C"], Attended | None, Attended | None]:
+        out, attended_self = self.self_attn(
+            self._before(self.self_norm, x), mask=mask, rotation=rotation, store=store, capture=capture_self
+        )
+        x = self._after(self.self_norm, x, out)
+        attended_cross = None
+        if self.cross_attn is not None and self.cross_norm is not None:
+            out, attended_cross = self.cross_attn(
+                self._before(self.cross_norm, x), memory, mask=memory_mask, capture=capture_cross
+            )
+            x = self._after(self.cross_norm, x, out)
+        x = self._after(self.mlp_norm, x, self.mlp(self._before(self.mlp_norm, x)))
+        return x, attended_self, attended_cross
+
+    def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
+        return norm(x) if self.pre else x
+
+    def _after(self, norm: nn.Module, x: Tensor, branch: Tensor) -> Tensor:
+        x = x + F.dropout(branch, self.dropout, self.training)
+        return x if self.pre else norm(x)
+
+
+class Stack(nn.Module):
+    """Blocks one above the other. Masks are lowered here, once for each different window."""
+
+    def __init__(self, config: StackConfig, d_memory: int | None = None):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(config, d_memory) for _ in range(config.n_layers))
+        final = config.norm_order == "pre" if config.final_norm is None else config.final_norm
+        self.norm = make_norm(config) if final and config.n_layers else None
+        windows = config.windows or (0,)
+        self.windows = [windows[i % len(windows)] for i in range(config.n_layers)]
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T C"],
+        *,
+        mask: Mask,
+        rotation: Rotation | None = None,
+        cache: Cache | None = None,
+        memory: Float[Tensor, "B S M"] | None = None,
+        memory_mask: Mask = Mask(),
+        capture: Collection[str] = (),
+        collect: list[Tensor] | None = None,
+    ) -> tuple[Float[Tensor, "B T C"], dict[str, Attended]]:
+        """Run the blocks. ``capture`` names layers ("0.self", "5.cross"); ``collect`` takes every layer's output."""
+        t = x.shape[1]
+        as_kernel_wants = partial(lower, t=t, device=x.device, dtype=x.dtype)
+        s = t if cache is None else cache.max_len
+        lowered = {window: as_kernel_wants(mask._replace(window=window), s=s) for window in set(self.windows)}
+        lowered_memory = Lowered()
+        if cache is not None and cache.cross:
+            lowered_memory = as_kernel_wants(memory_mask, s=cache.cross[0].k.shape[2])
+        elif memory is not None:
+            lowered_memory = as_kernel_wants(memory_mask, s=memory.shape[1])
+        slots = None if cache is None else cache.slots(t)
+        attended: dict[str, Attended] = {}
+        for i, block in enumerate(self.blocks):
+            x, of_self, of_cross = block(
+                x,
+                mask=lowered[self.windows[i]],
+                rotation=rotation,
+                store=None if cache is None or slots is None else partial(cache.write, i, slots=slots),
+                memory=cache.cross[i] if cache is not None and cache.cross else memory,
+                memory_mask=lowered_memory,
+                capture_self=f"{i}.self" in capture,
+                capture_cross=f"{i}.cross" in capture,
+            )
+            if of_self is not None:
+                attended[f"{i}.self"] = of_self
+            if of_cross is not None:
+                attended[f"{i}.cross"] = of_cross
+            if collect is not None:
+                collect.append(x)
+        return x if self.norm is None else self.norm(x), attended

@@ -1,0 +1,226 @@
+"""Every mask is built here: who may attend to whom. True means "may attend", everywhere.
+
+A :class:`Mask` says what is allowed (causal, a window, lengths, documents, a prefix, or a tensor of the
+caller's own) and stays small. :func:`lower` turns it, once per forward pass, into what the kernel wants: nothing,
+the causal flag, or a dense tensor, the last resort, for it bars the fastest kernels. Padding is told
+by lengths, never by looking for a pad id.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.config import InputError
+
+
+class Layout(NamedTuple):
+    """Where the real tokens of a batch are; every field is optional.
+
+    ``lengths`` and ``starts``: row b is real from starts[b] to starts[b] + lengths[b], so that padding may
+    stand on either side. ``positions``: position ids, where they don't simply count the real tokens.
+    ``documents``: packed sequences attend only within one id. ``prefix``: the first so many
+    tokens of a row may be seen by all (prefix language model). ``allowed``: a mask of one's own.
+    """
+
+    lengths: Int[Tensor, "B"] | None = None
+    starts: Int[Tensor, "B"] | None = None
+    positions: Int[Tensor, "B T"] | None = None
+    documents: Int[Tensor, "B T"] | None = None
+    prefix: Int[Tensor, "B"] | None = None
+    allowed: Bool[Tensor, "..."] | None = None
+
+    def check(self, batch: int, length: int) -> None:
+        """Refuse shapes that do not fit a (batch, length) input, before anything runs on tensors."""
+        for name in ("lengths", "starts", "prefix"):
+            value = getattr(self, name)
+            if value is not None and tuple(value.shape) != (batch,):
+                raise InputError(f"{name} {_shape(value)} must have one number a row, shape ({batch},)")
+        for name in ("positions", "documents"):
+            value = getattr(self, name)
+            if value is not None and tuple(value.shape) != (batch, length):
+                raise InputError(f"{name} {_shape(value)} must have the shape of the ids, ({batch}, {length})")
+
+    def position_ids(self, length: int, device: torch.device) -> Int[Tensor, "B T"]:
+        """Positions that count the real tokens from 0, whichever side the padding is on."""
+        if self.positions is not None:
+            return self.positions
+        slots = torch.arange(length, device=device)[None]  # (1, T)
+        return slots if self.starts is None else (slots - self.starts[:, None]).clamp_min(0)
+
+    def real(self, length: int, device: torch.device) -> Bool[Tensor, "B T"] | None:
+        """Which positions hold real tokens; None where all do."""
+        if self.lengths is None and self.starts is None:
+            return None
+        slots = torch.arange(length, device=device)[None]
+        start, end = self.span(length)
+        real = slots < end[:, None]
+        return real if start is None else real & (slots >= start[:, None])
+
+    def span(self, length: int) -> tuple[Int[Tensor, "B"] | None, Int[Tensor, "B"]]:
+        """First real position (None for 0) and the one after the last, per row."""
+        if self.lengths is None:
+            assert self.starts is not None, "a span is asked of a layout that has one"
+            return self.starts, torch.full_like(self.starts, length)
+        return self.starts, self.lengths if self.starts is None else self.starts + self.lengths
+
+
+def as_layout(given: Layout | Tensor | None) -> Layout:
+    """A layout as it is; a plain tensor is taken as the lengths; None is a full batch."""
+    if isinstance(given, Layout):
+        return given
+    return Layout() if given is None else Layout(lengths=given)
+
+
+class Mask(NamedTuple):
+    """Who may attend: a query at slot i to a key at slot j, if every part that is given agrees.
+
+    ``slots`` places the queries among the keys (a cache moves them); by default query t stands at slot t.
+    ``slopes`` is ALiBi's: a penalty on distance rather than a ban.
+    """
+
+    causal: bool = False
+    window: int = 0  # radius; 0 is dense
+    starts: Tensor | None = None  # (B,) first key that may be attended
+    ends: Tensor | None = None  # (B,) one past the last
+    prefix: Tensor | None = None  # (B,)
+    query_documents: Tensor | None = None  # (B, T)
+    key_documents: Tensor | None = None  # (B, S)
+    slots: Tensor | None = None  # (B, T)
+    allowed: Tensor | None = None  # (B | 1, H | 1, T, S)
+    slopes: Tensor | None = None  # (H,)
+
+
+class Lowered(NamedTuple):
+    """A mask as the attention kernel takes it.
+
+    ``bias`` is boolean (True = may attend) or, with ALiBi, added to the scores. ``alive`` marks the
+    queries with something to attend; a dead row is let see one key, so that no kernel
+    meets an empty softmax, and its output is then set to zero.
+    """
+
+    is_causal: bool = False
+    bias: Tensor | None = None  # (B | 1, H | 1, T | 1, S)
+    alive: Tensor | None = None  # (B | 1, H | 1, T | 1, 1)
+
+
+def self_mask(
+    layout: Layout,
+    *,
+    causal: bool,
+    slopes: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> Mask:
+    """The mask of a sequence that attends to itself."""
+    starts, ends = _key_span(layout)
+    return Mask(
+        causal=causal,
+        starts=starts,
+        ends=ends,
+        prefix=layout.prefix,
+        query_documents=layout.documents,
+        key_documents=layout.documents,
+        slots=slots,
+        allowed=layout.allowed,
+        slopes=slopes,
+    )
+
+
+def cross_mask(memory: Layout) -> Mask:
+    """The mask of a decoder that attends to a memory: every real position of it."""
+    starts, ends = _key_span(memory)
+    return Mask(starts=starts, ends=ends)
+
+
+def _key_span(layout: Layout) -> tuple[Tensor | None, Tensor | None]:
+    if layout.lengths is None:
+        return layout.starts, None
+    return layout.span(0)
+
+
+def allowed(mask: Mask, t: int, s: int, device: torch.device) -> Bool[Tensor, "B H T S"] | None:
+    """The mask written out, broadcastable; None where everything is allowed."""
+    keys = torch.arange(s, device=device)  # (S,)
+    queries = torch.arange(t, device=device)[None] if mask.slots is None else mask.slots  # (B | 1, T)
+    apart = queries[:, None, :, None] - keys  # (B | 1, 1, T, S), positive towards the past
+    parts: list[Tensor] = []
+    if mask.causal:
+        past = apart >= 0
+        if mask.prefix is not None:
+            past = past | (keys < mask.prefix[:, None, None, None])
+        parts.append(past)
+    if mask.window:
+        parts.append(apart.abs() <= mask.window)
+    if mask.starts is not None:
+        parts.append(keys >= mask.starts[:, None, None, None])
+    if mask.ends is not None:
+        parts.append(keys < mask.ends[:, None, None, None])
+    if mask.query_documents is not None and mask.key_documents is not None:
+        parts.append(mask.query_documents[:, None, :, None] == mask.key_documents[:, None, None, :])
+    if mask.allowed is not None:
+        parts.append(_four_axes(mask.allowed, t, s))
+    if not parts:
+        return None
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole & part
+    return whole
+
+
+def lower(mask: Mask, t: int, s: int, *, device: torch.device, dtype: torch.dtype) -> Lowered:
+    """What the kernel wants for t queries over s keys."""
+    only_order = all(
+        part is None for part in (mask.starts, mask.prefix, mask.query_documents, mask.slots, mask.allowed, mask.slopes)
+    )
+    if only_order and not mask.window:
+        if mask.causal:
+            # Padding on the right is in no real query's past, so lengths change nothing.
+            return Lowered(is_causal=True)
+        if mask.ends is None:
+            return Lowered()
+    may = allowed(mask, t, s, device)
+    alive = None
+    if may is not None:
+        alive = may.any(-1, keepdim=True)
+        may = may | (~alive & (torch.arange(s, device=device) == 0))
+    if mask.slopes is None:
+        return Lowered(bias=may, alive=alive)
+    bias = _alibi(mask, t, s, device).to(dtype)
+    return Lowered(bias=bias if may is None else bias.masked_fill(~may, float("-inf")), alive=alive)
+
+
+def _alibi(mask: Mask, t: int, s: int, device: torch.device) -> Float[Tensor, "B H T S"]:
+    assert mask.slopes is not None
+    queries = torch.arange(t, device=device)[None] if mask.slots is None else mask.slots
+    apart = (queries[:, None, :, None] - torch.arange(s, device=device)).abs()
+    return -mask.slopes[:, None, None] * apart
+
+
+def _four_axes(given: Tensor, t: int, s: int) -> Tensor:
+    """A caller's mask, (T, S), (B, T, S) or (B, H, T, S), as four axes."""
+    if given.dtype != torch.bool:
+        raise InputError(f"mask has dtype {given.dtype}; it must be boolean, True where attending is allowed")
+    if given.dim() not in (2, 3, 4) or given.shape[-2] not in (1, t) or given.shape[-1] != s:
+        raise InputError(
+            f"mask {_shape(given)} must have shape ({t}, {s}), (B, {t}, {s}) or (B, H, {t}, {s}): queries by keys"
+        )
+    return given[None, None] if given.dim() == 2 else given[:, None] if given.dim() == 3 else given
+
+
+def _shape(value: Tensor) -> str:
+    return f"of shape {tuple(value.shape)}"
+
+
+def document_positions(documents: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """Position ids that start again with every document of a packed row.
+
+    >>> document_positions(torch.tensor([[4, 4, 4, 7, 7]]))
+    tensor([[0, 1, 2, 0, 1]])
+    """
+    slots = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    first = torch.ones_like(documents, dtype=torch.bool)
+    first[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return slots - torch.where(first, slots, 0).cummax(dim=1).values

@@ -1,0 +1,287 @@
+"""The ancestors, behind the interface of the Transformer's towers: same data, same loop, same decoding.
+
+A bidirectional GRU encoder and an attention GRU decoder (Bahdanau 2014) with any score function or with none (Sutskever
+2014), a decoder over a CNN grid (Xu 2015), an LSTM language model, and ELMo's two directions (Peters 2018).
+Attention here is :class:`~regard.nn.attention.Attention` with every projection the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.config import InputError, Recurrent
+from regard.nn.attention import Attended, Attention
+from regard.nn.cache import KeyValue
+from regard.nn.embed import TokenEmbed
+from regard.nn.heads import pool
+from regard.nn.masks import Layout, Lowered, cross_mask, lower
+
+
+class RecurrentCache:
+    """A recurrent decoder's whole past: one state a layer, and the memory it attends to."""
+
+    def __init__(self, state: list[Tensor], cells: list[Tensor], cross: KeyValue | None, mask: Lowered):
+        self.state, self.cells, self.cross, self.mask = state, cells, cross, mask
+        self.position = torch.zeros(state[0].shape[0], dtype=torch.long, device=state[0].device)
+
+    def check(self, batch_size: int, t: int) -> None:
+        if batch_size != self.position.shape[0]:
+            raise InputError(f"the cache has {self.position.shape[0]} rows, the ids have {batch_size}")
+
+    def move(self, state: list[Tensor], cells: list[Tensor], by: int | Tensor) -> None:
+        """Take the new state, in place: a compiled step keeps its addresses. Values are remembered, not gradients."""
+        for held, new in zip([*self.state, *self.cells], [*state, *cells], strict=True):
+            held.copy_(new.detach())
+        self.position += by
+
+    def reorder(self, rows: Int[Tensor, "B"]) -> None:
+        """Row i becomes what row rows[i] was."""
+        held = [*self.state, *self.cells, self.position]
+        held += [] if self.cross is None else list(self.cross)
+        held += [m for m in (self.mask.bias, self.mask.alive) if m is not None and m.shape[0] > 1]
+        for tensor in held:
+            tensor.copy_(tensor.index_select(0, rows))
+
+
+class Cell(nn.Module):
+    """One GRU or LSTM layer, the LSTM with an output projection if ``d_project`` is given.
+
+    torch's own modules cannot be compiled; the functions below them can, so this holds the weights and calls those.
+    """
+
+    def __init__(self, kind: str, d_in: int, d_hidden: int, d_project: int | None = None):
+        super().__init__()
+        gates, d_state = (3 if kind == "gru" else 4) * d_hidden, d_project or d_hidden
+        self.kind, self.d_hidden = kind, d_hidden
+        self.weight_x = nn.Parameter(torch.empty(gates, d_in))
+        self.weight_h = nn.Parameter(torch.empty(gates, d_state))
+        self.bias_x = nn.Parameter(torch.empty(gates))
+        self.bias_h = nn.Parameter(torch.empty(gates))
+        self.project = nn.Parameter(torch.empty(d_project, d_hidden)) if d_project else None
+        for weight in self.parameters():
+            nn.init.uniform_(weight, -(d_hidden**-0.5), d_hidden**-0.5)
+
+    def step(
+        self, x: Float[Tensor, "B E"], state: Float[Tensor, "B D"], cell: Float[Tensor, "B N"] | None
+    ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B N"] | None]:
+        """One token on: the new state and, for an LSTM, the new cell."""
+        if cell is None:
+            return torch.gru_cell(x, state, self.weight_x, self.weight_h, self.bias_x, self.bias_h), None
+        gates = F.linear(x, self.weight_x, self.bias_x) + F.linear(state, self.weight_h, self.bias_h)
+        take, keep, new, show = gates.chunk(4, dim=-1)
+        cell = keep.sigmoid() * cell + take.sigmoid() * new.tanh()
+        state = show.sigmoid() * cell.tanh()
+        return (state if self.project is None else F.linear(state, self.project)), cell
+
+    def forward(self, x: Float[Tensor, "B T E"], state: Float[Tensor, "B D"]) -> Float[Tensor, "B T D"]:
+        """A whole sequence, in one fused call where torch has one."""
+        weights: list[Tensor] = [self.weight_x, self.weight_h, self.bias_x, self.bias_h]
+        if self.kind == "gru":
+            return torch.gru(x, state[None], weights, True, 1, 0.0, False, False, True)[0]
+        cell = x.new_zeros(x.shape[0], self.d_hidden)
+        if self.project is None:
+            return torch.lstm(x, (state[None], cell[None]), weights, True, 1, 0.0, False, False, True)[0]
+        outs = []
+        for t in range(x.shape[1]):
+            state, cell = self.step(x[:, t], state, cell)
+            outs.append(state)
+        return torch.stack(outs, dim=1)
+
+
+class RecurrentTower(nn.Module):
+    """Tokens under a GRU or LSTM; as a decoder, over a memory of width ``d_memory``."""
+
+    def __init__(self, config: Recurrent, d_memory: int | None = None, *, own_embed: bool = True):
+        super().__init__()
+        self.config = config
+        self.embed = TokenEmbed(config.input, config.d_input) if own_embed else None
+        self.attn = self.readout = self.bridge = None
+        d_in = config.d_input
+        if d_memory is not None:
+            self.bridge = nn.Linear(d_memory, config.n_layers * config.d_state)
+        if d_memory is not None and config.score is not None:
+            self.attn = Attention(
+                config.d_hidden,
+                d_memory=d_memory,
+                score=config.score,
+                d_attention=config.d_attention,
+                identity=("q", "k", "v", "out"),
+            )
+            self.readout = nn.Linear(config.d_hidden + d_memory + d_in, d_in)
+            d_in += d_memory
+        self.forwards = self._direction(d_in)
+        self.backwards = self._direction(d_in) if config.bidirectional else None
+
+    def _direction(self, d_in: int) -> nn.ModuleList:
+        c = self.config
+        widths = [d_in, *[c.d_state] * (c.n_layers - 1)]
+        return nn.ModuleList(Cell(c.cell, d, c.d_hidden, c.d_project) for d in widths)
+
+    def attention_layers(self) -> list[str]:
+        return [] if self.attn is None else ["0.cross"]
+
+    def check(self, ids: Tensor, layout: Layout) -> None:
+        if layout.documents is not None or layout.prefix is not None or layout.allowed is not None:
+            raise InputError("documents, prefix and masks are not for recurrent models; give lengths and starts")
+
+    def start(
+        self, batch_size: int, max_len: int, hidden: Tensor | None, layout: Layout, summary: Tensor | None
+    ) -> RecurrentCache:
+        """The state before the first token."""
+        c = self.config
+        reference = next(self.forwards.parameters())
+        state = reference.new_zeros(c.n_layers, batch_size, c.d_state)
+        cross, mask = None, Lowered()
+        if self.bridge is not None and hidden is not None:
+            thought = pool(hidden, "mean", layout) if summary is None else summary
+            state = torch.tanh(self.bridge(thought)).unflatten(-1, (c.n_layers, -1)).transpose(0, 1)
+        if self.attn is not None and hidden is not None:
+            # Copies: a reorder moves them in place, and an identity projection would hand out the memory itself.
+            cross = KeyValue(*(t.clone() for t in self.attn.remember(hidden)))
+            mask = lower(cross_mask(layout), 1, hidden.shape[1], device=hidden.device, dtype=hidden.dtype)
+        cells = [reference.new_zeros(batch_size, c.d_hidden) for _ in range(c.n_layers)] if c.cell == "lstm" else []
+        return RecurrentCache([state[i].contiguous() for i in range(c.n_layers)], cells, cross, mask)
+
+    def forward(
+        self,
+        ids: Int[Tensor, "B T"],
+        layout: Layout,
+        *,
+        embed: TokenEmbed | None = None,
+        segments: Tensor | None = None,
+        cache: RecurrentCache | None = None,
+        hidden: Float[Tensor, "B S M"] | None = None,
+        memory: Layout = Layout(),
+        summary: Float[Tensor, "B M"] | None = None,
+        capture: Collection[str] = (),
+        collect: list[Tensor] | None = None,
+    ) -> tuple[Float[Tensor, "B T C"], dict[str, Attended]]:
+        table = self.embed if embed is None else embed
+        assert table is not None, "a tower without a table of its own is given one"
+        x = F.dropout(table(ids, segments), self.config.embed_dropout, self.training)
+        if cache is not None:
+            out, state, cells, attended = self._steps(x, cache, layout.lengths, capture)
+            cache.move(state, cells, x.shape[1] if layout.lengths is None else layout.lengths)
+            return out, attended
+        if hidden is not None:
+            # Teacher forcing is decoding with the targets as inputs.
+            cache = self.start(ids.shape[0], ids.shape[1], hidden, memory, summary)
+            if self.attn is not None:
+                order, back = _real_first(layout, x)
+                out, _, _, attended = self._steps(_take(x, order), cache, None, capture)
+                return _take(out, back), {
+                    name: a._replace(x=_take(a.x, back), q=_take(a.q.transpose(1, 2), back).transpose(1, 2))
+                    for name, a in attended.items()
+                }
+        layers = self._run(self.forwards, x, layout, cache=cache)
+        if self.backwards is not None:
+            other = self._run(self.backwards, x, layout, reverse=True)
+            layers = [torch.cat(pair, dim=-1) for pair in zip(layers, other, strict=True)]
+        if collect is not None:
+            collect.extend(layers)
+        return layers[-1], {}
+
+    def summary(self, hidden: Float[Tensor, "B S C"], layout: Layout) -> Float[Tensor, "B C"]:
+        """The thought vector: where each direction ended."""
+        if self.backwards is None:
+            return pool(hidden, "end", layout)
+        ahead, back = hidden.chunk(2, dim=-1)
+        return torch.cat([pool(ahead, "end", layout), pool(back, "class", layout)], dim=-1)
+
+    def _run(
+        self,
+        direction: nn.ModuleList,
+        x: Float[Tensor, "B T E"],
+        layout: Layout,
+        *,
+        reverse: bool = False,
+        cache: RecurrentCache | None = None,
+    ) -> list[Float[Tensor, "B T C"]]:
+        """All layers of one direction over whole sequences, each in one fused call; padding is stepped around."""
+        order, back = _real_first(layout, x, reverse)
+        x = _take(x, order)
+        outs = []
+        for i, cell in enumerate(direction):
+            state = x.new_zeros(x.shape[0], self.config.d_state) if cache is None else cache.state[i]
+            out = cell(x, state.to(x.dtype))
+            x = self._between(i, x, out)
+            outs.append(_take(x, back))
+        return outs
+
+    def _between(self, i: int, x: Tensor, out: Tensor) -> Tensor:
+        out = out + x if self.config.residual and i > 0 else out
+        return F.dropout(out, self.config.dropout, self.training)
+
+    def _steps(
+        self,
+        x: Float[Tensor, "B T E"],
+        cache: RecurrentCache,
+        lengths: Int[Tensor, "B"] | None,
+        capture: Collection[str],
+    ) -> tuple[Float[Tensor, "B T C"], list[Tensor], list[Tensor], dict[str, Attended]]:
+        """Token by token from the cached state; a row stops moving where its real tokens end."""
+        outs, asked, attended = [], [], None
+        state, cells = list(cache.state), list(cache.cells)
+        for t in range(x.shape[1]):
+            out, new_state, new_cells, attended = self._step(x[:, t], state, cells, cache, bool(capture))
+            if attended is not None:
+                asked.append(attended)
+            if lengths is not None:
+                moves = (t < lengths)[:, None]
+                new_state = [torch.where(moves, new, old) for new, old in zip(new_state, state, strict=True)]
+                new_cells = [torch.where(moves, new, old) for new, old in zip(new_cells, cells, strict=True)]
+            state, cells = new_state, new_cells
+            outs.append(out)
+        names = {}
+        if attended is not None:
+            x, q = torch.cat([a.x for a in asked], dim=1), torch.cat([a.q for a in asked], dim=2)
+            names = {"0.cross": attended._replace(x=x, q=q)}
+        return torch.stack(outs, dim=1), state, cells, names
+
+    def _step(
+        self, x: Float[Tensor, "B E"], state: list[Tensor], cells: list[Tensor], cache: RecurrentCache, capture: bool
+    ) -> tuple[Tensor, list[Tensor], list[Tensor], Attended | None]:
+        if self.attn is not None and self.readout is not None:
+            # s_i = f(s_{i-1}, y_{i-1}, c_i): the previous state asks, then moves on with the answer.
+            context, attended = self.attn(state[0][:, None], cache.cross, mask=cache.mask, capture=capture)
+            context = context[:, 0]
+            moved, _ = self.forwards[0].step(torch.cat([x, context], dim=-1), state[0], None)
+            out = F.dropout(moved, self.config.dropout, self.training)
+            return torch.tanh(self.readout(torch.cat([out, context, x], dim=-1))), [moved], [], attended
+        new_state, new_cells = [], []
+        for i, layer in enumerate(self.forwards):
+            moved, cell = layer.step(x, state[i], cells[i] if cells else None)
+            new_state.append(moved)
+            new_cells += [] if cell is None else [cell]
+            x = self._between(i, x, moved)
+        return x, new_state, new_cells, None
+
+
+def _real_first(layout: Layout, x: Tensor, reverse: bool = False) -> tuple[Tensor | None, Tensor | None]:
+    """Indices that bring each row's real tokens to the front, in order or reversed, and those that bring them back."""
+    t = x.shape[1]
+    slots = torch.arange(t, device=x.device)[None]
+    if layout.lengths is None and layout.starts is None:
+        return (slots.flip(1), slots.flip(1)) if reverse else (None, None)
+    start, end = layout.span(t)
+    first = torch.zeros_like(end) if start is None else start
+    if reverse:
+        order = back = (end - 1)[:, None] - slots
+        back = back.clamp(0, t - 1)
+        return torch.where(slots < (end - first)[:, None], order, slots).clamp(0, t - 1), back
+    if start is None:
+        return None, None
+    return (slots + first[:, None]).clamp(0, t - 1), (slots - first[:, None]).clamp(0, t - 1)
+
+
+def _take(x: Tensor, order: Tensor | None) -> Tensor:
+    """The positions of x, (B, T, ...), in another order, (B, T) or (1, T)."""
+    if order is None:
+        return x
+    index = order.reshape(*order.shape, *[1] * (x.dim() - 2)).expand(x.shape[0], -1, *x.shape[2:])
+    return x.gather(1, index)

@@ -1,0 +1,423 @@
+"""The model: embed, encoder?, decoder?, head. Which of them are there decides what it is.
+
+    encode(inputs)              -> Encoded     BERT, ViT, the source side of a translator
+    decode(ids, memory, cache)  -> Decoded     GPT; with a memory, the target side
+    forward(...)                -> logits      what a loss is computed from
+
+Inputs are tensors and a :class:`~regard.nn.masks.Layout` that says where the real tokens are. Decoding step by step is
+``start`` and then ``decode`` with the cache it returns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard import config as c
+from regard.config import InputError, ModelConfig, suggest
+from regard.nn.attention import Attended
+from regard.nn.blocks import Stack, make_norm
+from regard.nn.cache import Cache
+from regard.nn.embed import TokenEmbed, make_embed
+from regard.nn.heads import ContrastiveHead, LabelsHead, Mix, Pair, PooledHead, VocabularyHead
+from regard.nn.masks import Layout, as_layout, cross_mask, self_mask
+from regard.nn.positions import Learned, Rotary, alibi_slopes, joined_positions
+from regard.nn.recurrent import RecurrentCache, RecurrentTower
+
+
+class Encoded(NamedTuple):
+    """What an encoder hands on: vectors, where they are real, and what was asked for beside them."""
+
+    hidden: Float[Tensor, "B S C"]
+    layout: Layout = Layout()
+    summary: Float[Tensor, "B C"] | None = None
+    attended: dict[str, Attended] = {}
+    layers: tuple[Tensor, ...] = ()
+
+
+class Decoded(NamedTuple):
+    """What a decoder hands on."""
+
+    hidden: Float[Tensor, "B T C"]
+    attended: dict[str, Attended] = {}
+
+
+class Tower(nn.Module):
+    """An input, its positions, and a stack of blocks."""
+
+    def __init__(self, config: c.Stack, d_memory: int | None = None, *, own_embed: bool = True):
+        super().__init__()
+        self.config = config
+        d_head, _ = config.head_widths
+        self.embed = make_embed(config.input, config.d_input) if own_embed else None
+        self.positions = joined_positions(config.positions, config.n_positions, config.d_model)
+        self.rotary = None
+        if config.positions.kind == "rotary":
+            self.rotary = Rotary(config.n_positions, d_head, config.positions.base, config.positions.layout)
+        slopes = alibi_slopes(config.n_heads) if config.positions.kind == "alibi" else None
+        self.register_buffer("slopes", slopes, persistent=False)
+        self.slopes: Tensor | None
+        self.embed_norm = make_norm(config) if config.embed_norm else None
+        self.stack = Stack(config, d_memory)
+        self.has_memory = d_memory is not None
+
+    def attention_layers(self) -> list[str]:
+        kinds = ("self", "cross") if self.has_memory else ("self",)
+        return [f"{i}.{kind}" for i in range(self.config.n_layers) for kind in kinds]
+
+    def check(self, inputs: Tensor, layout: Layout) -> None:
+        """Refuse, before anything runs, what would fail or go silently wrong inside."""
+        t = inputs.shape[1] if isinstance(self.config.input, c.Tokens) else self.config.n_positions
+        layout.check(inputs.shape[0], t)
+        limit = self.config.n_positions
+        if self.config.positions.kind != "none" and layout.positions is None and t > limit:
+            raise InputError(
+                f"{t} tokens are more than the {limit} positions of this model; shorten the input or raise max_len"
+            )
+
+    def start(
+        self, batch_size: int, max_len: int, hidden: Tensor | None, layout: Layout, summary: Tensor | None = None
+    ) -> Cache:
+        """An empty cache of max_len slots a row, with the memory's keys and values already in it."""
+        config = self.config
+        limit = config.n_positions
+        if config.positions.kind != "none" and max_len > limit:
+            raise InputError(f"a cache of {max_len} tokens is more than the {limit} positions of this model")
+        d_head, d_value = config.head_widths
+        cross = None
+        if hidden is not None:
+            cross = [block.cross_attn.remember(hidden) for block in self.stack.blocks]  # type: ignore[union-attr]
+        reference = next(self.stack.parameters())
+        return Cache(
+            config.n_layers,
+            batch_size,
+            max_len,
+            n_heads=config.n_kv_heads or config.n_heads,
+            d_head=d_head,
+            d_value=d_value,
+            device=reference.device,
+            dtype=reference.dtype,
+            cross=cross,
+            memory=Layout(*(None if t is None else t.clone() for t in (layout.lengths, layout.starts))),
+        )
+
+    def forward(
+        self,
+        inputs: Tensor,
+        layout: Layout,
+        *,
+        embed: TokenEmbed | None = None,
+        segments: Int[Tensor, "B T"] | None = None,
+        cache: Cache | None = None,
+        hidden: Float[Tensor, "B S M"] | None = None,
+        memory: Layout = Layout(),
+        summary: Tensor | None = None,
+        capture: Collection[str] = (),
+        collect: list[Tensor] | None = None,
+    ) -> tuple[Float[Tensor, "B T C"], dict[str, Attended]]:
+        config = self.config
+        table = self.embed if embed is None else embed
+        assert table is not None, "a tower without a table of its own is given one"
+        x = table(inputs, segments)
+        slots = None if cache is None else cache.slots(x.shape[1])
+        positions = (
+            layout.position_ids(x.shape[1], x.device) if slots is None or layout.positions is not None else slots
+        )
+        if self.positions is not None:
+            where = self.positions(positions).to(x.dtype)
+            if config.positions.join == "add":
+                x = x + where
+            else:
+                x = torch.cat([x, where.expand(x.shape[0], -1, -1)], dim=-1)
+        x = x if self.embed_norm is None else self.embed_norm(x)
+        x = F.dropout(x, config.embed_dropout, self.training)
+        if torch.is_autocast_enabled(x.device.type):
+            # The residual stream is carried at the autocast width: half the traffic between the products.
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        if collect is not None:
+            collect.append(x)
+        mask = self_mask(layout if cache is None else Layout(), causal=config.causal, slopes=self.slopes, slots=slots)
+        out = self.stack(
+            x,
+            mask=mask,
+            rotation=None if self.rotary is None else self.rotary(positions),
+            cache=cache,
+            memory=hidden,
+            memory_mask=cross_mask(memory if cache is None else cache.memory),
+            capture=capture,
+            collect=collect,
+        )
+        if cache is not None:
+            cache.advance(x.shape[1] if layout.lengths is None else layout.lengths)
+        return out
+
+
+def make_tower(config: c.Tower, d_memory: int | None = None, *, own_embed: bool = True) -> Tower | RecurrentTower:
+    if isinstance(config, c.Recurrent):
+        return RecurrentTower(config, d_memory, own_embed=own_embed)
+    return Tower(config, d_memory, own_embed=own_embed)
+
+
+class Transformer(nn.Module):
+    """One model, every shape: what its configuration says.
+
+    >>> from regard import presets
+    >>> model = Transformer(presets.tiny_encoder_decoder()).eval()
+    >>> source, target = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 2]])
+    >>> model(source, target).shape
+    torch.Size([1, 2, 101])
+
+    Step by step, with a cache:
+
+    >>> cache = model.start(model.encode(source), max_len=5)
+    >>> model.logits(model.decode(target, cache=cache).hidden).shape
+    torch.Size([1, 2, 101])
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config.validate()
+        encoder, decoder, text, head = config.encoder, config.decoder, config.text, config.head
+        self.encoder = None if encoder is None else make_tower(encoder)
+        self.decoder = None
+        if decoder is not None:
+            d_memory = None if encoder is None else encoder.d_out
+            self.decoder = make_tower(decoder, d_memory, own_embed=not config.share_embeddings)
+        self.text = None if text is None else make_tower(text)
+        last = config.last
+        self.mix = None
+        match head:
+            case c.Vocabulary():
+                assert isinstance(last.input, c.Tokens)
+                self.head = VocabularyHead(head, config.d_scored, last.input.vocab_size, last)
+            case c.Contrastive():
+                assert encoder is not None
+                assert text is not None
+                self.head = ContrastiveHead(head, encoder.d_out, text.d_out)
+            case c.Labels():
+                self.head = LabelsHead(head, config.d_scored)
+            case c.Pooled():
+                self.head = PooledHead(head, config.d_scored)
+        if getattr(head, "mix", False):
+            # A Transformer's input counts as a layer; a recurrent one's has another width.
+            self.mix = Mix(last.n_layers + isinstance(last, c.Stack))
+        self.pair_head = None if config.pair_head is None else PooledHead(config.pair_head, last.d_out)
+        self.reset()
+
+    # -- running -----------------------------------------------------------------------
+
+    def encode(
+        self,
+        inputs: Tensor,
+        layout: Layout | Tensor | None = None,
+        *,
+        segments: Int[Tensor, "B T"] | None = None,
+        capture: Collection[str] = (),
+    ) -> Encoded:
+        """Run the encoder over ids, pixels or vectors. ``layout`` may be just the lengths.
+
+        ``capture`` names attention layers, as :meth:`attention_layers` lists them; what they attended with comes back in
+        ``attended``, and its ``weights()`` are computed when asked for.
+        """
+        if self.encoder is None:
+            raise InputError("this model has no encoder; call decode")
+        return self._encode(self.encoder, inputs, as_layout(layout), segments, capture)
+
+    def encode_text(
+        self, ids: Int[Tensor, "B T"], layout: Layout | Tensor | None = None, *, capture: Collection[str] = ()
+    ) -> Encoded:
+        """Run the second encoder of a two-encoder model."""
+        if self.text is None:
+            raise InputError("this model has no text encoder beside its first")
+        return self._encode(self.text, ids, as_layout(layout), None, capture)
+
+    def _encode(self, tower: Tower | RecurrentTower, inputs, layout: Layout, segments, capture) -> Encoded:
+        _check(tower, tower.embed, inputs, layout, segments, capture)
+        collect = [] if self.mix is not None else None
+        hidden, attended = tower(inputs, layout, segments=segments, capture=capture, collect=collect)
+        summary = tower.summary(hidden, layout) if isinstance(tower, RecurrentTower) else None
+        return Encoded(hidden, layout, summary, attended, tuple(collect or ()))
+
+    def decode(
+        self,
+        ids: Int[Tensor, "B T"],
+        memory: Encoded | None = None,
+        *,
+        layout: Layout | Tensor | None = None,
+        cache: Cache | RecurrentCache | None = None,
+        capture: Collection[str] = (),
+    ) -> Decoded:
+        """Run the decoder over ids, after a memory if the model has an encoder, or from where a cache stands."""
+        decoder, layout = self.decoder, as_layout(layout)
+        if decoder is None:
+            raise InputError("this model has no decoder; call encode")
+        if self.encoder is not None and memory is None and cache is None:
+            raise InputError("this decoder attends to an encoder's output: give the memory, or a cache started with it")
+        embed = self._decoder_embed()
+        _check(decoder, embed, ids, layout, None, capture)
+        if cache is not None and not torch.compiler.is_compiling():
+            cache.check(ids.shape[0], ids.shape[1])
+            if layout.starts is not None:
+                raise InputError("starts: with a cache the padding stands on the right; give lengths alone")
+        memory = memory or Encoded(None, Layout())  # type: ignore[arg-type]
+        hidden, attended = decoder(
+            ids,
+            layout,
+            embed=embed,
+            cache=cache,
+            hidden=memory.hidden if cache is None else None,
+            memory=memory.layout,
+            summary=memory.summary,
+            capture=capture,
+        )
+        return Decoded(hidden, attended)
+
+    @torch.no_grad()
+    def start(
+        self, memory: Encoded | None = None, *, batch_size: int | None = None, max_len: int
+    ) -> Cache | RecurrentCache:
+        """A cache to decode from: its rows are the memory's, or ``batch_size`` of them."""
+        if self.decoder is None:
+            raise InputError("this model has no decoder, and so no cache")
+        if memory is None and (self.encoder is not None or batch_size is None):
+            raise InputError("start needs the encoder's memory, or for a decoder alone a batch_size")
+        if memory is None:
+            return self.decoder.start(batch_size, max_len, None, Layout(), None)  # type: ignore[arg-type]
+        return self.decoder.start(memory.hidden.shape[0], max_len, memory.hidden, memory.layout, memory.summary)
+
+    def logits(self, hidden: Float[Tensor, "B T C"], layout: Layout | Tensor | None = None) -> Tensor:
+        """The head over a tower's output: (B, T, V), (B, T, L), (B, L), or (B, T, 2, V) for a bidirectional
+        language model, whose directions are scored apart."""
+        if isinstance(self.head, VocabularyHead):
+            if hidden.shape[-1] != self.config.d_scored:
+                hidden = hidden.unflatten(-1, (2, -1))  # (B, T, 2, C)
+            return self.head(hidden, self.vocabulary_table())
+        assert isinstance(self.head, LabelsHead | PooledHead)
+        return self.head(hidden, as_layout(layout))
+
+    def forward(
+        self,
+        inputs: Tensor,
+        target: Int[Tensor, "B T"] | None = None,
+        *,
+        layout: Layout | Tensor | None = None,
+        target_layout: Layout | Tensor | None = None,
+        segments: Int[Tensor, "B T"] | None = None,
+    ) -> Tensor | Pair:
+        """Logits of the shape's own kind: ``model(ids)``, ``model(source, target)``, ``model(pixels)``; two encoders give
+        a :class:`~regard.nn.heads.Pair`."""
+        match self.config.shape:
+            case "decoder":
+                return self.logits(self.decode(inputs, layout=layout).hidden, layout)
+            case "encoder":
+                encoded = self.encode(inputs, layout, segments=segments)
+                hidden = encoded.hidden if self.mix is None else self.mix(encoded.layers)
+                return self.logits(hidden, layout)
+        if target is None:
+            raise InputError(f"a model of shape {self.config.shape} takes two inputs; the second is missing")
+        first = self.encode(inputs, layout, segments=segments)
+        if self.config.shape == "encoder-decoder":
+            return self.logits(self.decode(target, first, layout=target_layout).hidden)
+        text = self.encode_text(target, target_layout)
+        assert isinstance(self.head, ContrastiveHead)
+        return self.head(first.hidden, text.hidden, first.layout, text.layout)
+
+    # -- parts -------------------------------------------------------------------------
+
+    def attention_layers(self) -> dict[str, list[str]]:
+        """The names ``capture`` knows, tower by tower.
+
+        >>> from regard import presets
+        >>> Transformer(presets.tiny_encoder_decoder()).attention_layers()["decoder"]
+        ['0.self', '0.cross', '1.self', '1.cross']
+        """
+        towers = {"encoder": self.encoder, "decoder": self.decoder, "text": self.text}
+        return {name: tower.attention_layers() for name, tower in towers.items() if tower is not None}
+
+    def vocabulary_table(self) -> Float[Tensor, "V C"]:
+        """The matrix that scores the vocabulary: the head's own, or the token table it is tied to."""
+        assert isinstance(self.head, VocabularyHead)
+        if self.head.weight is not None:
+            return self.head.weight
+        embed = self._decoder_embed() if self.decoder is not None else self.encoder.embed  # type: ignore[union-attr]
+        assert isinstance(embed, TokenEmbed)
+        return embed.weight
+
+    def _decoder_embed(self) -> TokenEmbed:
+        assert self.decoder is not None
+        owner = self.encoder if self.config.share_embeddings else self.decoder
+        embed = owner.embed  # type: ignore[union-attr]
+        assert isinstance(embed, TokenEmbed)
+        return embed
+
+    def n_parameters(self) -> int:
+        """Parameters, a shared one counted once."""
+        return sum(p.numel() for p in self.parameters())
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Draw every weight anew, as the configuration says."""
+        for tower in (self.encoder, self.decoder, self.text):
+            if tower is not None:
+                _reset_tower(tower)
+        std = getattr(self.config.last, "init_std", None)
+        for module in (self.head, self.pair_head):
+            for layer in module.modules() if module is not None else ():
+                if isinstance(layer, nn.Linear):
+                    _reset_linear(layer, std)
+        if isinstance(self.head, VocabularyHead) and self.head.weight is not None:
+            nn.init.normal_(self.head.weight, std=std or self.head.weight.shape[1] ** -0.5)
+
+
+def _check(tower, embed, inputs: Tensor, layout: Layout, segments, capture: Collection[str]) -> None:
+    """Everything that can be refused before tensors run. Skipped inside a compiled graph, whose caller has checked."""
+    if torch.compiler.is_compiling():
+        return
+    embed.check(inputs, segments)
+    tower.check(inputs, layout)
+    known = tower.attention_layers()
+    for name in capture:
+        if name not in known:
+            raise InputError(f"capture ({name!r}) is no attention layer of this tower; {suggest(name, known)}")
+
+
+def _reset_linear(layer: nn.Linear, std: float | None) -> None:
+    if std is None:
+        nn.init.xavier_uniform_(layer.weight)
+    else:
+        nn.init.normal_(layer.weight, std=std)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def _reset_tower(tower: Tower | RecurrentTower) -> None:
+    config = tower.config
+    std = config.init_std if isinstance(config, c.Stack) else None
+    if isinstance(tower.embed, TokenEmbed):
+        # Scaled embeddings start at unit length after the scaling, as the paper's code has them.
+        nn.init.normal_(tower.embed.weight, std=std or config.d_input**-0.5)
+        if tower.embed.segments is not None:
+            nn.init.normal_(tower.embed.segments, std=std or 0.02)
+    if isinstance(tower, RecurrentTower):
+        return  # torch's own draws: uniform within one over the square root of the width
+    assert isinstance(config, c.Stack)
+    if isinstance(tower.positions, Learned):
+        nn.init.normal_(tower.positions.weight, std=std or 0.02)
+    class_token = getattr(tower.embed, "class_token", None)
+    if class_token is not None:
+        nn.init.normal_(class_token, std=std or 0.02)
+    for layer in tower.modules():
+        if isinstance(layer, nn.Linear):
+            _reset_linear(layer, std)
+    if std is not None and config.norm_order == "pre":
+        for block in tower.stack.blocks:
+            for branch in (block.self_attn, block.cross_attn):
+                if branch is not None:
+                    branch.out.weight /= math.sqrt(2 * config.n_layers)  # type: ignore[union-attr]
+            block.mlp.down.weight /= math.sqrt(2 * config.n_layers)  # type: ignore[union-attr]
