@@ -1,6 +1,6 @@
 """Shape annotations run here: every call into regard checks the jaxtyping strings of its signature.
 
-Not where REGARD_PLAIN is set: the checking wrappers cannot be compiled, so tests of torch.compile run themselves in a plain process.
+Not where REGARD_PLAIN is set: tests/test_plain.py says why.
 """
 
 import os

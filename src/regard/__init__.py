@@ -1,0 +1,60 @@
+"""regard: one Transformer, every shape. Train it on your own text and images, use it, and see what it attends to.
+
+>>> import regard
+>>> model = regard.Transformer(regard.presets.tiny_decoder())
+>>> model.config.shape
+'decoder'
+>>> regard.walk("I am a student").tokens
+('I', 'am', 'a', 'student')
+
+Rooms and names are opened when they are first asked for, so that ``import regard`` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard import config, interop, look, nn, presets, train
+    from regard.config import ModelConfig, RegardError
+    from regard.look import walk, walk_scores
+    from regard.nn import Transformer
+
+__version__ = "0.1.0"  # a test holds it against pyproject.toml
+
+_ROOMS = ("config", "interop", "look", "nn", "presets", "train")
+_NAMES = {
+    "ModelConfig": "regard.config",
+    "RegardError": "regard.config",
+    "Transformer": "regard.nn",
+    "walk": "regard.look",
+    "walk_scores": "regard.look",
+}
+
+__all__ = [
+    "ModelConfig",
+    "RegardError",
+    "Transformer",
+    "__version__",
+    "config",
+    "interop",
+    "look",
+    "nn",
+    "presets",
+    "train",
+    "walk",
+    "walk_scores",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"regard.{name}")
+    if name in _NAMES:
+        return getattr(import_module(_NAMES[name]), name)
+    raise AttributeError(f"module 'regard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

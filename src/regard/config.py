@@ -134,7 +134,8 @@ def _fractions(node: Any, *names: str) -> Iterator[str]:
             yield f"{name} ({value}) must be at least 0 and below 1"
 
 
-def _must_divide(name: str, value: int, by_name: str, by: int) -> Iterator[str]:
+def must_divide(name: str, value: int, by_name: str, by: int) -> Iterator[str]:
+    """The problem of a width that does not divide, with the nearest that do."""
     if by > 0 and value % by:
         below, above = value // by * by, math.ceil(value / by) * by
         near = f"{below} or {above}" if below else f"{above}"
@@ -173,7 +174,7 @@ class Patches(Node):
 
     def problems(self) -> Iterator[str]:
         yield from _at_least(self, 1, "image_size", "patch_size", "channels")
-        yield from _must_divide("image_size", self.image_size, "patch_size", self.patch_size)
+        yield from must_divide("image_size", self.image_size, "patch_size", self.patch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +194,7 @@ class Grid(Node):
         yield from _at_least(self, 1, "image_size", "channels")
         if not self.widths or min(self.widths) < 1:
             yield f"widths ({list(self.widths)}) must name at least one stage, each at least 1 wide"
-        yield from _must_divide("image_size", self.image_size, "2 ** the number of stages", 2 ** len(self.widths))
+        yield from must_divide("image_size", self.image_size, "2 ** the number of stages", 2 ** len(self.widths))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,9 +305,9 @@ class Stack(Node):
             yield from _at_least(self, 1, "d_ff")
         yield from _fractions(self, "dropout", "attn_dropout", "mlp_dropout", "embed_dropout")
         if self.d_head is None:
-            yield from _must_divide("d_model", self.d_model, "n_heads", self.n_heads)
+            yield from must_divide("d_model", self.d_model, "n_heads", self.n_heads)
         if self.n_kv_heads is not None:
-            yield from _must_divide("n_heads", self.n_heads, "n_kv_heads", self.n_kv_heads)
+            yield from must_divide("n_heads", self.n_heads, "n_kv_heads", self.n_kv_heads)
         if self.norm_eps <= 0:
             yield f"norm_eps ({self.norm_eps}) must be above 0"
         if self.init_std is not None and self.init_std <= 0:
@@ -491,14 +492,14 @@ class ModelConfig(Node):
                 yield "decoder.bidirectional (True) must be false: a decoder may not see the future"
             if not isinstance(head, Vocabulary | Pooled | Labels):
                 yield f"head (kind {head.kind!r}) does not fit a decoder"
-        if isinstance(decoder, Recurrent) and encoder is not None:
-            if decoder.score in ("dot", "scaled_dot") and decoder.d_hidden != encoder.d_out:
+        if isinstance(decoder, Recurrent):
+            if encoder is None and decoder.score is not None:
+                yield f"decoder.score ({decoder.score!r}) needs an encoder to attend to"
+            if encoder and decoder.score in ("dot", "scaled_dot") and decoder.d_hidden != encoder.d_out:
                 yield (
                     f"decoder.d_hidden ({decoder.d_hidden}) must equal the encoder's width ({encoder.d_out})"
                     f" for a {decoder.score} score; or score = 'bilinear'"
                 )
-        if isinstance(decoder, Recurrent) and encoder is None and decoder.score is not None:
-            yield f"decoder.score ({decoder.score!r}) needs an encoder to attend to"
         if self.share_embeddings:
             yield from _shared_table_problems(encoder, decoder)
         yield from self._head_problems()
@@ -513,9 +514,9 @@ class ModelConfig(Node):
                     f"head.tied (True) needs token vectors as wide ({last.d_input}) as what is scored"
                     f" ({self.d_scored}); set tied = false"
                 )
-        if isinstance(head, Pooled) and head.pool == "class" and isinstance(last.input, Patches):
-            if not last.input.class_token:
-                yield "head.pool ('class') needs input.class_token; or pool = 'mean'"
+        no_class = isinstance(last.input, Patches) and not last.input.class_token
+        if isinstance(head, Pooled) and head.pool == "class" and no_class:
+            yield "head.pool ('class') needs input.class_token; or pool = 'mean'"
         if self.pair_head is not None and (self.encoder is None or self.decoder is not None):
             yield "pair_head: a second, pooled head goes with an encoder alone"
 
@@ -571,9 +572,11 @@ def from_dict(cls: type[N], data: dict[str, Any]) -> N:
     """
     problems: list[str] = []
     node = _read(cls, data, "", problems)
+    if node is not _BROKEN:
+        problems += _walk(node, "")
     if problems:
         raise ConfigError(problems)
-    return node.validate()
+    return node
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -584,6 +587,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: not valid TOML: {error}"]) from None
+
+
+_BROKEN: Any = object()  # stands for a value that could not be read; its problem is noted
 
 
 def _read(hint: Any, value: Any, path: str, problems: list[str]) -> Any:
@@ -599,18 +605,21 @@ def _read(hint: Any, value: Any, path: str, problems: list[str]) -> Any:
     if origin is Literal:
         if value not in options:
             problems.append(f"{path} ({value!r}) must be one of {', '.join(map(str, options))}")
+            return _BROKEN
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
             problems.append(f"{path} ({value!r}) must be a list")
-            return ()
-        return tuple(_read(options[0], v, f"{path}[{i}]", problems) for i, v in enumerate(value))
+            return _BROKEN
+        parts = tuple(_read(options[0], v, f"{path}[{i}]", problems) for i, v in enumerate(value))
+        return _BROKEN if _BROKEN in parts else parts
     if dataclasses.is_dataclass(hint):
         return _read_node(hint, value, path, problems)
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:
         problems.append(f"{path} ({value!r}) must be {_ARTICLES.get(hint, hint)}")
+        return _BROKEN
     return value
 
 
@@ -625,23 +634,19 @@ def _read_one_of(options: list[Any], value: Any, path: str, problems: list[str])
         kind = "transformer"
     if kind not in kinds:
         problems.append(f"{path}.kind ({kind!r}) must be one of {', '.join(kinds)}")
-        return None
+        return _BROKEN
     return _read_node(kinds[kind], value, path, problems)
 
 
 def _read_node(cls: Any, value: Any, path: str, problems: list[str]) -> Any:
     if not isinstance(value, dict):
         problems.append(f"{path} ({value!r}) must be a table of keys")
-        return None
+        return _BROKEN
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}
-    before = len(problems)
     dot = f"{path}." if path else ""
-    for key in value:
-        if key not in fields:
-            problems.append(f"{dot}{key}: unknown key; {suggest(key, fields)}")
+    problems += [f"{dot}{key}: unknown key; {suggest(key, fields)}" for key in value if key not in fields]
     given = {k: _read(hints[k], v, dot + k, problems) for k, v in value.items() if k in fields}
-    for name, field in fields.items():
-        if name not in given and field.default is dataclasses.MISSING:
-            problems.append(f"{dot}{name}: missing")
-    return cls(**given) if len(problems) == before else None
+    missing = [n for n, field in fields.items() if n not in given and field.default is dataclasses.MISSING]
+    problems += [f"{dot}{name}: missing" for name in missing]
+    return _BROKEN if missing or _BROKEN in given.values() else cls(**given)

@@ -1,10 +1,11 @@
 """Whole model configurations by name: the published models, and tiny ones of each shape.
 
 Every function returns a :class:`~regard.config.ModelConfig`; ``preset(name)`` finds one by name, and
-``from_toml`` reads a file whose ``[model]`` table may start from one::
+``from_toml`` reads a file whose ``[model]`` table may start from one, with its arguments and changes::
 
     [model]
     preset = "vaswani_base"
+    vocab_size = 16_000
     [model.encoder]
     n_layers = 12
 
@@ -14,6 +15,7 @@ so that a swapped axis cannot pass a test.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from pathlib import Path
 from typing import Any
@@ -492,22 +494,34 @@ def preset(name: str, **arguments: Any) -> ModelConfig:
     24
     """
     if name not in names():
-        raise ConfigError([f"preset ({name!r}) is not known; {suggest(name, names())}"])
+        raise ConfigError([f"preset ({name!r}) is not known; {suggest(str(name), names())}"])
+    known = _arguments(name)
+    stray = [f"{key}: preset {name} does not take it; {suggest(key, known)}" for key in arguments if key not in known]
+    if stray and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        raise ConfigError(stray)
     return globals()[name](**arguments)
 
 
 def resolve(table: dict[str, Any]) -> ModelConfig:
-    """A ``[model]`` table: a preset with changes, or a whole configuration.
+    """A ``[model]`` table: a whole configuration, or a preset with its arguments and changes.
 
-    >>> resolve({"preset": "gpt2", "decoder": {"n_layers": 3}}).decoder.n_layers
+    >>> resolve({"preset": "gpt2", "size": "xl", "decoder": {"n_layers": 3}}).decoder.n_layers
     3
     """
-    table = dict(table)
-    name = table.pop("preset", None)
+    if not isinstance(table, dict):
+        raise ConfigError([f"model ({table!r}) must be a table of keys"])
+    name = table.get("preset")
     if name is None:
         return ModelConfig.from_dict(table)
-    size = {"size": table.pop("size")} if "size" in table else {}
-    return ModelConfig.from_dict(_merge(preset(name, **size).to_dict(), table))
+    own = {f.name for f in dataclasses.fields(ModelConfig)}
+    known = _arguments(name) if name in names() else {}
+    arguments = {k: v for k, v in table.items() if k in known and k not in own}
+    changes = {k: v for k, v in table.items() if k not in arguments and k != "preset"}
+    return ModelConfig.from_dict(_merge(preset(name, **arguments).to_dict(), changes))
+
+
+def _arguments(name: str) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(globals()[name]).parameters)
 
 
 def from_toml(path: str | Path) -> ModelConfig:

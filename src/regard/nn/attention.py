@@ -1,26 +1,28 @@
 """Attention: queries look into a soft key-value store (Bahdanau 2014, Luong 2015, Vaswani 2017).
 
-A *score function* says how well a query fits a key; softmax over the keys turns scores into weights; the output is the weighted sum
-of the values. One class serves self- and cross-attention, one head or many, every score function, and Bahdanau's
-context attention over raw recurrent states, where every projection is the identity.
+A *score function* says how well a query fits a key; softmax over the keys turns scores into weights; the output is
+the weighted sum of the values. One class serves self- and cross-attention, one head or many, every score function, and
+Bahdanau's context attention over raw recurrent states, where every projection is the identity.
 
 The dot-product scores run on torch's fused kernels, which never form the weights. Who wants to see them asks for
-``capture``: the layer then also hands out what it attended with, and :meth:`Attended.weights` forms the weights of the chosen
-heads from that, beside the fast path.
+``capture``: the layer then also hands out what it attended with, and :meth:`Attended.weights` forms the weights of the
+chosen heads from that, beside the fast path.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from regard.config import ConfigError, Score
+from regard.config import ConfigError, InputError, Score, must_divide
 from regard.nn.cache import KeyValue
 from regard.nn.masks import Lowered
 from regard.nn.positions import Rotation, rotate
@@ -44,14 +46,17 @@ class Attended(NamedTuple):
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         bias, alive = self.mask.bias, self.mask.alive
         if heads is not None:
-            chosen = list(heads)
-            q, k, w = q[:, chosen], k[:, chosen], None if w is None else w[chosen]
-            bias = bias[:, chosen] if bias is not None and bias.shape[1] > 1 else bias
-            alive = alive[:, chosen] if alive is not None and alive.shape[1] > 1 else alive
-        if q.dtype in (torch.float16, torch.bfloat16):
-            q, k = q.float(), k.float()
+            q, k = _chosen(q, heads, 1), _chosen(k, heads, 1)
+            w = None if w is None else _chosen(w, heads, 0)
+            bias = _chosen(bias, heads, 1) if bias is not None and bias.shape[1] > 1 else bias
+            alive = _chosen(alive, heads, 1) if alive is not None and alive.shape[1] > 1 else alive
         scores = score(q, k, self.scale, w)
         return masked_softmax(scores, Lowered(self.mask.is_causal, bias, alive))
+
+
+def _chosen(x: Tensor, heads: Sequence[int], axis: int) -> Tensor:
+    # Slices, not a list as index: that would wait for a copy of the list to the device.
+    return torch.stack([x.select(axis, head) for head in heads], dim=axis)
 
 
 def score(
@@ -61,23 +66,50 @@ def score(
     w: Float[Tensor, "H D"] | None = None,
 ) -> Float[Tensor, "B H T S"]:
     """Every query against every key: scaled dot products or, with ``w``, the additive w . tanh(q + k)."""
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    if half and q.is_cuda and w is None and not torch.is_grad_enabled():
+        # Half-width factors, float32 sums and scores: as the fused kernels have them.
+        b, h = q.shape[:2]
+        product = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(-2, -1), out_dtype=torch.float32)
+        return product.mul_(scale).unflatten(0, (b, h))
+    if half:
+        q, k = q.float(), k.float()
     if w is None:
-        return q @ k.transpose(-2, -1) * scale
-    # One head width at a time would be slower, all at once T x S x D large: this is why additive lost.
-    return torch.einsum("bhtsd,hd->bhts", torch.tanh(q[:, :, :, None] + k[:, :, None]), w.to(q.dtype))
+        return (q * scale) @ k.transpose(-2, -1)
+    # All pairs at once are T x S x D numbers: this is why the dot product won.
+    pairs = torch.tanh(q[:, :, :, None] + k[:, :, None])  # (B, H, T, S, D)
+    return (pairs @ w.to(q.dtype)[:, None, :, None]).squeeze(-1)
 
 
 def masked_softmax(scores: Float[Tensor, "B H T S"], mask: Lowered) -> Float[Tensor, "B H T S"]:
     """Softmax over what may be attended; a row with nothing to attend is all zeros."""
     if mask.is_causal:
         t, s = scores.shape[-2:]
-        scores = scores.masked_fill(~torch.ones(t, s, dtype=torch.bool, device=scores.device).tril(), -math.inf)
+        # In place: these tensors are large, the scores are nobody else's, and no gradient needs them as they were.
+        scores.masked_fill_(torch.ones(t, s, dtype=torch.bool, device=scores.device).triu_(1), -math.inf)
     elif mask.bias is not None and mask.bias.dtype == torch.bool:
-        scores = scores.masked_fill(~mask.bias, -math.inf)
+        scores.masked_fill_(~mask.bias, -math.inf)
     elif mask.bias is not None:
-        scores = scores + mask.bias
-    weights = scores.softmax(dim=-1)
+        scores += mask.bias
+    in_place = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    weights = torch.softmax(scores, dim=-1, out=scores) if in_place else scores.softmax(dim=-1)
     return weights if mask.alive is None else weights.masked_fill(~mask.alive, 0)
+
+
+# Training on a GPU, by measurement (benchmarks/attention_kernels.py): which fused kernel is tried first.
+SHORT = 64
+_SHORT = [
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.MATH,
+]
+_LONG = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 def attend(
@@ -98,20 +130,23 @@ def attend(
     """
     groups = q.shape[1] // k.shape[1]
     if w is None:
-        out = F.scaled_dot_product_attention(
-            q, k, v, mask.bias, dropout, mask.is_causal, scale=scale, enable_gqa=groups > 1
-        )
+        fused = partial(F.scaled_dot_product_attention, q, k, v, mask.bias, dropout, mask.is_causal)
+        if q.is_cuda and mask.bias is None and torch.is_grad_enabled():
+            with sdpa_kernel(_SHORT if q.shape[2] <= SHORT else _LONG, set_priority=True):
+                out = fused(scale=scale, enable_gqa=groups > 1)
+        else:
+            out = fused(scale=scale, enable_gqa=groups > 1)
         return out if mask.alive is None else out.masked_fill(~mask.alive, 0)
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    return F.dropout(masked_softmax(score(q, k, scale, w), mask), dropout) @ v
+    return F.dropout(masked_softmax(score(q, k, scale, w), mask), dropout).to(v.dtype) @ v
 
 
 class Attention(nn.Module):
     """Multi-head attention with any score function; self-attention unless ``d_memory`` is given.
 
-    ``d_query`` and ``d_memory`` are the widths that come in, ``d_values`` that of a separate source of values, ``d_out`` the
-    width that goes out. ``n_kv_heads`` below n_heads shares keys and values among groups of heads. Projections named in
-    ``identity`` ("q", "k", "v", "out") are left out: the input itself is used, cut into heads.
+    ``d_query`` and ``d_memory`` are the widths that come in, ``d_values`` that of a separate source of values,
+    ``d_out`` the width that goes out. ``n_kv_heads`` below n_heads shares keys and values among groups of heads.
+    Projections named in ``identity`` ("q", "k", "v", "out") are left out: the input itself is used, cut into heads.
 
     >>> layer = Attention(12, n_heads=3)
     >>> out, _ = layer(torch.randn(2, 5, 12))
@@ -140,6 +175,7 @@ class Attention(nn.Module):
     ):
         super().__init__()
         self.is_self = d_memory is None
+        together = d_values is None  # keys and values come from one source
         d_memory = d_query if d_memory is None else d_memory
         d_values = d_memory if d_values is None else d_values
         self.n_heads, self.n_kv_heads = n_heads, n_kv_heads or n_heads
@@ -149,12 +185,12 @@ class Attention(nn.Module):
         q = d_query // n_heads if "q" in identity else d_head or d_query // n_heads
         k = d_memory // self.n_kv_heads if "k" in identity else d_head or (q if "q" in identity else d_query // n_heads)
         v = d_values // self.n_kv_heads if "v" in identity else d_value or d_head or d_query // n_heads
-        _check(d_query, d_memory, d_values, n_heads, self.n_kv_heads, d_head, q, k, score, identity)
+        _check_widths(d_query, d_memory, d_values, n_heads, self.n_kv_heads, d_head, q, k, score, identity)
         self.widths = n_heads * q, self.n_kv_heads * k, self.n_kv_heads * v
 
         # One matrix per input: a single product projects to queries, keys and values together.
         self.fused = self.is_self and not set(identity) & {"q", "k", "v"}
-        self.fused_kv = not self.fused and d_values == d_memory and not set(identity) & {"k", "v"}
+        self.fused_kv = not self.fused and together and not set(identity) & {"k", "v"}
         if self.fused:
             self.qkv = nn.Linear(d_query, sum(self.widths), bias)
         else:
@@ -169,8 +205,8 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(q, norm_eps) if qk_norm else None
         self.k_norm = nn.RMSNorm(k, norm_eps) if qk_norm else None
 
-        # The score function. Bilinear moves its matrix to the queries and is a dot product from there on; additive prepares
-        # both sides, so that a cached key is ready to be added.
+        # The score function. Bilinear moves its matrix to the queries and is a dot product from there on; additive
+        # prepares both sides, so that a cached key is ready to be added.
         self.scale = q**-0.5 if score == "scaled_dot" else 1.0
         self.score_q = self.score_k = self.score_w = None
         if score == "bilinear":
@@ -212,7 +248,7 @@ class Attention(nn.Module):
         if self.fused_kv and values is None:
             k, v = self.kv(memory).split(self.widths[1:], dim=-1)
         elif self.fused_kv:
-            raise ConfigError(["values: this layer projects keys and values together; give d_values to part them"])
+            raise InputError("values: this layer projects keys and values together; give d_values to part them")
         else:
             k, v = self.k(memory), self.v(memory if values is None else values)
         return KeyValue(self.keys(k, by), self.values(v))
@@ -232,6 +268,10 @@ class Attention(nn.Module):
 
         ``store`` takes the new keys and values and returns all that may be attended to: a cache's layer.
         """
+        if self.is_self and (memory is not None or values is not None):
+            raise InputError("this layer attends to its own input; give d_memory to make one that takes a memory")
+        if not self.is_self and memory is None:
+            raise InputError("this layer attends to a memory; give one")
         if self.fused:
             q, k, v = self.qkv(x).split(self.widths, dim=-1)
             q, kv = self.queries(q, rotation), KeyValue(self.keys(k, rotation), self.values(v))
@@ -239,11 +279,8 @@ class Attention(nn.Module):
             q = self.queries(self.q(x), rotation)
             if isinstance(memory, KeyValue):
                 kv = memory
-            elif self.is_self:
-                kv = self.remember(x, values, rotation)
             else:
-                assert memory is not None, "cross-attention is given a memory"
-                kv = self.remember(memory, values)
+                kv = self.remember(x if memory is None else memory, values, rotation if self.is_self else None)
         if store is not None:
             kv = store(kv)
         dropout = self.dropout if self.training else 0.0
@@ -252,19 +289,17 @@ class Attention(nn.Module):
         return self.out(out.transpose(1, 2).flatten(-2)), attended
 
 
-def _check(d_query, d_memory, d_values, n_heads, n_kv_heads, d_head, q, k, score, identity) -> None:
+def _check_widths(d_query, d_memory, d_values, n_heads, n_kv_heads, d_head, q, k, score, identity) -> None:
     """Widths that cannot work, all of them at once."""
-    problems = []
-    if n_heads % n_kv_heads:
-        problems.append(f"n_heads ({n_heads}) must be divisible by n_kv_heads ({n_kv_heads})")
-    if d_query % n_heads and (d_head is None or "q" in identity):
-        below, above = d_query // n_heads * n_heads, -(-d_query // n_heads) * n_heads
-        problems.append(
-            f"d_query ({d_query}) must be divisible by n_heads ({n_heads}); try {below or above} or {above}"
-        )
+    problems = [
+        f"identity ({name!r}) must be among q, k, v, out" for name in identity if name not in ["q", "k", "v", "out"]
+    ]
+    problems += must_divide("n_heads", n_heads, "n_kv_heads", n_kv_heads)
+    if d_head is None or "q" in identity:
+        problems += must_divide("d_query", d_query, "n_heads", n_heads)
     for name, width, part in (("d_memory", d_memory, "k"), ("d_values", d_values, "v")):
-        if part in identity and width % n_kv_heads:
-            problems.append(f"{name} ({width}) must be divisible by n_kv_heads ({n_kv_heads}) without a projection")
+        if part in identity:
+            problems += must_divide(name, width, "n_kv_heads", n_kv_heads)
     if score in ("dot", "scaled_dot") and q != k:
         problems.append(f"query heads ({q} wide) and key heads ({k} wide) must be equally wide for a {score} score")
     if score not in ("dot", "scaled_dot", "bilinear", "additive"):

@@ -1,7 +1,8 @@
 """Norm, feed-forward, the block of both, and the stack of blocks.
 
-Post-norm (Vaswani 2017) norms the sum, ``norm(x + f(x))``; pre-norm (Xiong 2020) the input of each branch, ``x + f(norm(x))``,
-and the stack's end. One block serves encoder and decoder: cross-attention is there if there is a memory.
+Post-norm (Vaswani 2017) norms the sum, ``norm(x + f(x))``; pre-norm (Xiong 2020) the input of each branch,
+``x + f(norm(x))``, and the stack's end. One block serves encoder and decoder: cross-attention is there if there is a
+memory.
 """
 
 from __future__ import annotations
@@ -21,12 +22,27 @@ from regard.nn.masks import Lowered, Mask, lower
 from regard.nn.positions import Rotation
 
 
-def make_norm(config: StackConfig, d: int | None = None) -> nn.LayerNorm | nn.RMSNorm:
+class LayerNorm(nn.LayerNorm):
+    """Zero mean and unit variance, then a learned scale and shift; the width that comes in goes out.
+
+    Autocast would hand on float32, and the residual stream of a post-norm stack would stay there.
+    """
+
+    def forward(self, input: Float[Tensor, "... C"]) -> Float[Tensor, "... C"]:
+        return super().forward(input).to(input.dtype)
+
+
+class RMSNorm(nn.RMSNorm):
+    """Unit mean square, then a learned scale."""
+
+    def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... C"]:
+        return super().forward(x).to(x.dtype)
+
+
+def make_norm(config: StackConfig, d: int | None = None) -> LayerNorm | RMSNorm:
     """The stack's kind of norm, d_model wide unless told otherwise."""
     d = config.d_model if d is None else d
-    if config.norm == "rms":
-        return nn.RMSNorm(d, config.norm_eps)
-    return nn.LayerNorm(d, config.norm_eps)
+    return RMSNorm(d, config.norm_eps) if config.norm == "rms" else LayerNorm(d, config.norm_eps)
 
 
 def gelu_quick(x: Tensor) -> Tensor:

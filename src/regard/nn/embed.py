@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard import config as c
 from regard.config import InputError
+from regard.nn.masks import check_range
 
 
 class TokenEmbed(nn.Module):
@@ -28,7 +29,7 @@ class TokenEmbed(nn.Module):
             raise InputError(
                 f"ids of shape {tuple(ids.shape)} and dtype {ids.dtype} must be whole numbers, rows by positions"
             )
-        _check_range("id", ids, self.weight.shape[0], "the vocabulary has")
+        check_range("id", ids, self.weight.shape[0], "the vocabulary has")
         if segments is not None:
             if self.segments is None:
                 raise InputError("segments were given, but this model has none (n_segments is 0)")
@@ -36,7 +37,7 @@ class TokenEmbed(nn.Module):
                 raise InputError(
                     f"segments of shape {tuple(segments.shape)} must have the shape of the ids, {tuple(ids.shape)}"
                 )
-            _check_range("segment", segments, self.segments.shape[0], "this model has")
+            check_range("segment", segments, self.segments.shape[0], "this model has")
 
     def forward(self, ids: Int[Tensor, "B T"], segments: Int[Tensor, "B T"] | None = None) -> Float[Tensor, "B T C"]:
         x = F.embedding(ids, self.weight)
@@ -47,23 +48,13 @@ class TokenEmbed(nn.Module):
         return x
 
 
-def _check_range(what: str, ids: Tensor, n: int, has: str) -> None:
-    if ids.device.type != "cpu" or not ids.numel():
-        return
-    low, high = (int(v) for v in torch.aminmax(ids))
-    if low < 0 or high >= n:
-        raise InputError(f"{what} {low if low < 0 else high} is out of range: {has} {n}, 0 to {n - 1}")
-
-
 def _check_pixels(pixels: Tensor, channels: int, size: int) -> None:
     if pixels.dim() != 4 or pixels.shape[1] != channels or not pixels.is_floating_point():
-        raise InputError(
-            f"pixels of shape {tuple(pixels.shape)} and dtype {pixels.dtype} must be floats (B, {channels}, {size}, {size})"
-        )
+        given = f"pixels of shape {tuple(pixels.shape)} and dtype {pixels.dtype}"
+        raise InputError(f"{given} must be floats (B, {channels}, {size}, {size})")
     if tuple(pixels.shape[2:]) != (size, size):
-        raise InputError(
-            f"image of {pixels.shape[2]} x {pixels.shape[3]} pixels must be {size} x {size}; resize it, or set image_size"
-        )
+        given = f"image of {pixels.shape[2]} x {pixels.shape[3]} pixels"
+        raise InputError(f"{given} must be {size} x {size}; resize it, or set image_size")
 
 
 class PatchEmbed(nn.Module):

@@ -1,4 +1,4 @@
-"""What comes out: a score for every token of the vocabulary, a label for each position or the whole, or a pair of vectors."""
+"""What comes out: a score for every token, a label for each position or the whole, or a pair of vectors."""
 
 from __future__ import annotations
 

@@ -33,16 +33,25 @@ class Layout(NamedTuple):
     prefix: Int[Tensor, "B"] | None = None
     allowed: Bool[Tensor, "..."] | None = None
 
-    def check(self, batch: int, length: int) -> None:
-        """Refuse shapes that do not fit a (batch, length) input, before anything runs on tensors."""
-        for name in ("lengths", "starts", "prefix"):
-            value = getattr(self, name)
-            if value is not None and tuple(value.shape) != (batch,):
-                raise InputError(f"{name} {_shape(value)} must have one number a row, shape ({batch},)")
-        for name in ("positions", "documents"):
-            value = getattr(self, name)
-            if value is not None and tuple(value.shape) != (batch, length):
-                raise InputError(f"{name} {_shape(value)} must have the shape of the ids, ({batch}, {length})")
+    def check(self, batch: int, length: int, n_positions: int | None = None) -> None:
+        """Refuse what does not fit a (batch, length) input, before anything runs on tensors.
+
+        Values are read only where that costs no device wait.
+        """
+        for name, shape in _FIELDS.items():
+            value, wanted = getattr(self, name), (batch, length)[: len(shape)]
+            if value is not None and tuple(value.shape) != wanted:
+                raise InputError(f"{name} {_shape(value)} must have the shape {wanted}, {' by '.join(shape)}")
+        if self.lengths is not None:
+            check_range("length", self.lengths, length + 1, "rows have positions up to")
+        if self.starts is not None:
+            check_range("start", self.starts, length + 1, "rows have positions up to")
+        if self.lengths is not None and self.starts is not None:
+            check_range("start + length", self.starts + self.lengths, length + 1, "rows have positions up to")
+        if self.positions is not None and n_positions is not None:
+            check_range("position", self.positions, n_positions, "this model has")
+        if self.allowed is not None:
+            _check_allowed(self.allowed, batch, length, length)
 
     def position_ids(self, length: int, device: torch.device) -> Int[Tensor, "B T"]:
         """Positions that count the real tokens from 0, whichever side the padding is on."""
@@ -66,6 +75,24 @@ class Layout(NamedTuple):
             assert self.starts is not None, "a span is asked of a layout that has one"
             return self.starts, torch.full_like(self.starts, length)
         return self.starts, self.lengths if self.starts is None else self.starts + self.lengths
+
+
+_FIELDS = {
+    "lengths": ("rows",),
+    "starts": ("rows",),
+    "prefix": ("rows",),
+    "positions": ("rows", "positions"),
+    "documents": ("rows", "positions"),
+}
+
+
+def check_range(what: str, values: Tensor, n: int, has: str) -> None:
+    """Refuse a value outside 0 to n - 1, where looking costs no device wait."""
+    if values.device.type != "cpu" or not values.numel():
+        return
+    low, high = (int(v) for v in torch.aminmax(values))
+    if low < 0 or high >= n:
+        raise InputError(f"{what} {low if low < 0 else high} is out of range: {has} {n}, 0 to {n - 1}")
 
 
 def as_layout(given: Layout | Tensor | None) -> Layout:
@@ -141,8 +168,14 @@ def _key_span(layout: Layout) -> tuple[Tensor | None, Tensor | None]:
     return layout.span(0)
 
 
-def allowed(mask: Mask, t: int, s: int, device: torch.device) -> Bool[Tensor, "B H T S"] | None:
-    """The mask written out, broadcastable; None where everything is allowed."""
+def allowed(mask: Mask, t: int, s: int, device: torch.device | None = None) -> Bool[Tensor, "B H T S"] | None:
+    """The mask written out for t queries over s keys, broadcastable; None where everything is allowed.
+
+    >>> allowed(Mask(causal=True, window=1), 3, 3)[0, 0].int()
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [0, 1, 1]], dtype=torch.int32)
+    """
     keys = torch.arange(s, device=device)  # (S,)
     queries = torch.arange(t, device=device)[None] if mask.slots is None else mask.slots  # (B | 1, T)
     apart = queries[:, None, :, None] - keys  # (B | 1, 1, T, S), positive towards the past
@@ -161,7 +194,7 @@ def allowed(mask: Mask, t: int, s: int, device: torch.device) -> Bool[Tensor, "B
     if mask.query_documents is not None and mask.key_documents is not None:
         parts.append(mask.query_documents[:, None, :, None] == mask.key_documents[:, None, None, :])
     if mask.allowed is not None:
-        parts.append(_four_axes(mask.allowed, t, s))
+        parts.append(_four_axes(mask.allowed))
     if not parts:
         return None
     whole = parts[0]
@@ -188,26 +221,29 @@ def lower(mask: Mask, t: int, s: int, *, device: torch.device, dtype: torch.dtyp
         may = may | (~alive & (torch.arange(s, device=device) == 0))
     if mask.slopes is None:
         return Lowered(bias=may, alive=alive)
-    bias = _alibi(mask, t, s, device).to(dtype)
+    bias = _alibi(mask, t, s, device, torch.promote_types(dtype, torch.float32)).to(dtype)
     return Lowered(bias=bias if may is None else bias.masked_fill(~may, float("-inf")), alive=alive)
 
 
-def _alibi(mask: Mask, t: int, s: int, device: torch.device) -> Float[Tensor, "B H T S"]:
+def _alibi(mask: Mask, t: int, s: int, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "B H T S"]:
     assert mask.slopes is not None
     queries = torch.arange(t, device=device)[None] if mask.slots is None else mask.slots
     apart = (queries[:, None, :, None] - torch.arange(s, device=device)).abs()
-    return -mask.slopes[:, None, None] * apart
+    return -mask.slopes.to(dtype)[:, None, None] * apart
 
 
-def _four_axes(given: Tensor, t: int, s: int) -> Tensor:
+def _four_axes(given: Tensor) -> Tensor:
     """A caller's mask, (T, S), (B, T, S) or (B, H, T, S), as four axes."""
+    return given[None, None] if given.dim() == 2 else given[:, None] if given.dim() == 3 else given
+
+
+def _check_allowed(given: Tensor, batch: int, t: int, s: int) -> None:
     if given.dtype != torch.bool:
         raise InputError(f"mask has dtype {given.dtype}; it must be boolean, True where attending is allowed")
-    if given.dim() not in (2, 3, 4) or given.shape[-2] not in (1, t) or given.shape[-1] != s:
-        raise InputError(
-            f"mask {_shape(given)} must have shape ({t}, {s}), (B, {t}, {s}) or (B, H, {t}, {s}): queries by keys"
-        )
-    return given[None, None] if given.dim() == 2 else given[:, None] if given.dim() == 3 else given
+    fits = given.dim() in (2, 3, 4) and tuple(given.shape[-2:]) == (t, s)
+    if not fits or (given.dim() > 2 and given.shape[0] not in (1, batch)):
+        wanted = f"({t}, {s}), ({batch}, {t}, {s}) or ({batch}, heads, {t}, {s})"
+        raise InputError(f"mask {_shape(given)} must have shape {wanted}: queries by keys")
 
 
 def _shape(value: Tensor) -> str:

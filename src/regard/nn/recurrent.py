@@ -7,7 +7,9 @@ Attention here is :class:`~regard.nn.attention.Attention` with every projection 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,9 @@ from regard.nn.cache import KeyValue
 from regard.nn.embed import TokenEmbed
 from regard.nn.heads import pool
 from regard.nn.masks import Layout, Lowered, cross_mask, lower
+
+# cuDNN would like each layer's weights in one piece and copies them together at every call: a few megabytes.
+warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 
 class RecurrentCache:
@@ -79,13 +84,16 @@ class Cell(nn.Module):
         return (state if self.project is None else F.linear(state, self.project)), cell
 
     def forward(self, x: Float[Tensor, "B T E"], state: Float[Tensor, "B D"]) -> Float[Tensor, "B T D"]:
-        """A whole sequence, in one fused call where torch has one."""
+        """A whole sequence, in one fused call where torch has one.
+
+        Those are told that they train even when they don't: it only means that cuDNN can be asked for gradients.
+        """
         weights: list[Tensor] = [self.weight_x, self.weight_h, self.bias_x, self.bias_h]
         if self.kind == "gru":
-            return torch.gru(x, state[None], weights, True, 1, 0.0, False, False, True)[0]
+            return torch.gru(x, state[None], weights, True, 1, 0.0, True, False, True)[0]
         cell = x.new_zeros(x.shape[0], self.d_hidden)
         if self.project is None:
-            return torch.lstm(x, (state[None], cell[None]), weights, True, 1, 0.0, False, False, True)[0]
+            return torch.lstm(x, (state[None], cell[None]), weights, True, 1, 0.0, True, False, True)[0]
         outs = []
         for t in range(x.shape[1]):
             state, cell = self.step(x[:, t], state, cell)
@@ -126,6 +134,7 @@ class RecurrentTower(nn.Module):
         return [] if self.attn is None else ["0.cross"]
 
     def check(self, ids: Tensor, layout: Layout) -> None:
+        layout.check(*ids.shape)
         if layout.documents is not None or layout.prefix is not None or layout.allowed is not None:
             raise InputError("documents, prefix and masks are not for recurrent models; give lengths and starts")
 
@@ -250,12 +259,12 @@ class RecurrentTower(nn.Module):
             # s_i = f(s_{i-1}, y_{i-1}, c_i): the previous state asks, then moves on with the answer.
             context, attended = self.attn(state[0][:, None], cache.cross, mask=cache.mask, capture=capture)
             context = context[:, 0]
-            moved, _ = self.forwards[0].step(torch.cat([x, context], dim=-1), state[0], None)
+            moved, _ = cast(Cell, self.forwards[0]).step(torch.cat([x, context], dim=-1), state[0], None)
             out = F.dropout(moved, self.config.dropout, self.training)
             return torch.tanh(self.readout(torch.cat([out, context, x], dim=-1))), [moved], [], attended
         new_state, new_cells = [], []
         for i, layer in enumerate(self.forwards):
-            moved, cell = layer.step(x, state[i], cells[i] if cells else None)
+            moved, cell = cast(Cell, layer).step(x, state[i], cells[i] if cells else None)
             new_state.append(moved)
             new_cells += [] if cell is None else [cell]
             x = self._between(i, x, moved)

@@ -74,9 +74,9 @@ class Tower(nn.Module):
     def check(self, inputs: Tensor, layout: Layout) -> None:
         """Refuse, before anything runs, what would fail or go silently wrong inside."""
         t = inputs.shape[1] if isinstance(self.config.input, c.Tokens) else self.config.n_positions
-        layout.check(inputs.shape[0], t)
-        limit = self.config.n_positions
-        if self.config.positions.kind != "none" and layout.positions is None and t > limit:
+        limit = None if self.config.positions.kind == "none" else self.config.n_positions
+        layout.check(inputs.shape[0], t, limit)
+        if limit is not None and layout.positions is None and t > limit:
             raise InputError(
                 f"{t} tokens are more than the {limit} positions of this model; shorten the input or raise max_len"
             )
@@ -142,7 +142,12 @@ class Tower(nn.Module):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         if collect is not None:
             collect.append(x)
-        mask = self_mask(layout if cache is None else Layout(), causal=config.causal, slopes=self.slopes, slots=slots)
+        mask = self_mask(
+            layout if cache is None else Layout(prefix=layout.prefix),
+            causal=config.causal,
+            slopes=self.slopes,
+            slots=slots,
+        )
         out = self.stack(
             x,
             mask=mask,
@@ -222,8 +227,8 @@ class Transformer(nn.Module):
     ) -> Encoded:
         """Run the encoder over ids, pixels or vectors. ``layout`` may be just the lengths.
 
-        ``capture`` names attention layers, as :meth:`attention_layers` lists them; what they attended with comes back in
-        ``attended``, and its ``weights()`` are computed when asked for.
+        ``capture`` names attention layers, as :meth:`attention_layers` lists them; what they attended with comes back
+        in ``attended``, and its ``weights()`` are computed when asked for.
         """
         if self.encoder is None:
             raise InputError("this model has no encoder; call decode")
@@ -263,8 +268,11 @@ class Transformer(nn.Module):
         _check(decoder, embed, ids, layout, None, capture)
         if cache is not None and not torch.compiler.is_compiling():
             cache.check(ids.shape[0], ids.shape[1])
-            if layout.starts is not None:
-                raise InputError("starts: with a cache the padding stands on the right; give lengths alone")
+            for name in ("starts", "documents", "allowed"):
+                if getattr(layout, name) is not None:
+                    raise InputError(
+                        f"{name}: not with a cache, whose rows are filled from the left; give lengths alone"
+                    )
         memory = memory or Encoded(None, Layout())  # type: ignore[arg-type]
         hidden, attended = decoder(
             ids,
@@ -310,8 +318,8 @@ class Transformer(nn.Module):
         target_layout: Layout | Tensor | None = None,
         segments: Int[Tensor, "B T"] | None = None,
     ) -> Tensor | Pair:
-        """Logits of the shape's own kind: ``model(ids)``, ``model(source, target)``, ``model(pixels)``; two encoders give
-        a :class:`~regard.nn.heads.Pair`."""
+        """Logits of the shape's own kind: ``model(ids)``, ``model(source, target)``, ``model(pixels)``; two encoders
+        give a :class:`~regard.nn.heads.Pair`."""
         match self.config.shape:
             case "decoder":
                 return self.logits(self.decode(inputs, layout=layout).hidden, layout)

@@ -1,0 +1,172 @@
+"""The front door: one sub-command a job, each a thin call into a room behind it.
+
+Results go to standard output, as text for people or with ``--json`` for programs; a user's mistake is one line on
+standard error and exit code 2. Nothing heavy is imported before a command needs it, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from regard.config import InputError, ModelConfig, RegardError
+
+app = typer.Typer(
+    name="regard",
+    help="One Transformer, every shape: see what it attends to.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def main() -> None:
+    """Run the command line: what ``regard`` and ``python -m regard`` call."""
+    if hasattr(signal, "SIGPIPE"):
+        # A reader that has seen enough (`| head -1`) ends us quietly, as it ends every other program.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without √ gets a ? for it
+    try:
+        app()
+    except RegardError as error:
+        for problem in str(error).splitlines():
+            print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from regard import __version__
+
+        print(f"regard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _regard(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+# ---------------------------------------------------------------------------------------
+# The jobs
+
+
+@app.command()
+def walk(
+    text: Annotated[str | None, typer.Argument(help="Words to attend over.", show_default=False)] = None,
+    scores: Annotated[str | None, typer.Option(help="Start from one query's scores: 112,96,16,8.")] = None,
+    d_key: Annotated[int | None, typer.Option(help="With --scores: the width of the keys.  [default: 64]")] = None,
+    model: Annotated[str | None, typer.Option(help="A preset, or a TOML file with a [model] table.")] = None,
+    layer: Annotated[str | None, typer.Option(help="0.self, 1.cross, decoder.0.self, 3.  [default: the first]")] = None,
+    head: Annotated[int | None, typer.Option(help="Which of the layer's heads.  [default: 0]")] = None,
+    target: Annotated[str | None, typer.Option(help="What a decoder writes while it reads the text.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Draws the model's parameters.  [default: 0]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attention in six steps, with every number.
+
+    regard walk "I am a student"
+    """
+    of_scores = {"--d-key": d_key}
+    of_text = {"--model": model, "--layer": layer, "--head": head, "--target": target, "--seed": seed}
+    if text is None and scores is None:
+        raise InputError('nothing to walk over; give a text ("I am a student") or --scores 112,96,16,8')
+    if text is not None and scores is not None:
+        raise InputError("a text and --scores; give one of them")
+    stray = [name for name, value in (of_scores if scores is None else of_text).items() if value is not None]
+    if stray:
+        raise InputError(f"{', '.join(stray)}: goes with {'--scores' if scores is None else 'a text'}")
+
+    from regard.look import walk as walk_text
+    from regard.look import walk_scores
+
+    if scores is not None:
+        _show(walk_scores(_numbers(scores), **_given(d_key=d_key)), as_json)
+    else:
+        assert text is not None
+        options = _given(target=target, layer=layer, head=head, seed=seed)
+        _show(walk_text(text, model=None if model is None else _config(model), **options), as_json)
+
+
+@app.command()
+def presets(as_json: AsJson = False) -> None:
+    """Every model that has a name, its shape and its size."""
+    import torch
+    from rich.table import Table
+
+    from regard import presets
+    from regard.nn import Transformer
+
+    rows: list[dict[str, Any]] = []
+    for name in presets.names():
+        config = presets.preset(name)
+        with torch.device("meta"):  # counted, not stored: GPT-3 would not fit
+            n = Transformer(config).n_parameters()
+        rows.append({"name": name, "shape": config.shape, "parameters": n, "about": _about(getattr(presets, name))})
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading, justify in (("name", "left"), ("shape", "left"), ("parameters", "right"), ("about", "left")):
+        table.add_column(heading, justify=justify, no_wrap=heading != "about")  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(row["name"], row["shape"], f"{row['parameters']:,}", row["about"])
+    _show(rows if as_json else table, as_json, width=160)  # in a pipe, a line a preset
+
+
+# ---------------------------------------------------------------------------------------
+# What they share
+
+
+def _show(page: Any, as_json: bool, width: int = 80) -> None:
+    """A result on standard output: JSON alone, tables in colour for a terminal, plain text for a pipe."""
+    from rich.console import Console
+
+    from regard.look.walk import as_text
+
+    console = Console(highlight=False)
+    if as_json:
+        print(json.dumps(page if isinstance(page, list) else page.to_dict(), ensure_ascii=False))
+    elif console.is_terminal:
+        console.print(page)
+    else:
+        print(as_text(page, width))
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were given; for the others, the room behind the door has its own defaults."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _numbers(text: str) -> list[float]:
+    parts = text.replace(",", " ").split()
+    try:
+        return [float(part) for part in parts]
+    except ValueError:
+        raise InputError(f"--scores ({text!r}) must be numbers with commas between them: 112,96,16,8") from None
+
+
+def _config(name: str) -> ModelConfig:
+    """A model by its preset's name or from a TOML file."""
+    from pathlib import Path
+
+    from regard import presets
+
+    is_file = name.endswith(".toml") or Path(name).is_file()
+    return presets.from_toml(name) if is_file and name not in presets.names() else presets.preset(name)
+
+
+def _about(preset: Any) -> str:
+    """The first sentence of a docstring, without its markup."""
+    first = (preset.__doc__ or "").strip().splitlines()[0].replace("`", "")
+    return re.split(r"(?<=[.]) (?=[A-Z])", first)[0]

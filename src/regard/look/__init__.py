@@ -1,0 +1,10 @@
+"""A model and an input in, pictures and numbers out: what attention does, to look at.
+
+>>> from regard.look import walk_scores
+>>> [round(weight, 2) for weight in walk_scores([102, 99], d_key=3).weights]
+[0.85, 0.15]
+"""
+
+from regard.look.walk import ScoresWalk, Walk, walk, walk_scores
+
+__all__ = ["ScoresWalk", "Walk", "walk", "walk_scores"]

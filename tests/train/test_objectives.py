@@ -1,0 +1,57 @@
+"""The chunked loss equals torch's cross-entropy over all the scores, values and gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regard.train.objectives import token_loss
+
+N, T, C, V = 3, 7, 11, 13
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 5, 100])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_equals_cross_entropy(smoothing, biased, chunk):
+    hidden, table = torch.randn(N, T, C, dtype=torch.float64), torch.randn(V, C, dtype=torch.float64)
+    bias = torch.randn(V, dtype=torch.float64) if biased else None
+    targets = torch.randint(-1, V, (N, T))
+    parts = [p.requires_grad_() for p in (hidden, table, bias) if p is not None]
+    total, count = token_loss(hidden, table, targets, bias=bias, smoothing=smoothing, chunk=chunk)
+    wanted = F.cross_entropy(
+        F.linear(hidden, table, bias).flatten(0, 1), targets.flatten(), ignore_index=-1, label_smoothing=smoothing, reduction="sum"
+    )  # fmt: skip
+    torch.testing.assert_close(total, wanted)
+    assert count == (targets >= 0).sum()
+    for mine, theirs in zip(
+        torch.autograd.grad(total * 1.7, parts), torch.autograd.grad(wanted * 1.7, parts), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_all_targets_left_out_is_zero_and_finite():
+    hidden = torch.randn(T, C, requires_grad=True)
+    total, count = token_loss(hidden, torch.randn(V, C), torch.full((T,), -1))
+    assert (total.item(), count.item()) == (0.0, 0)
+    total.backward()
+    assert hidden.grad.abs().max() == 0
+
+
+def test_half_precision_is_close_and_keeps_a_confident_gradient():
+    """A probability of nearly 1 must not round its gradient to zero."""
+    table = torch.eye(V)
+    hidden = (torch.eye(V)[:3] * 9).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        total, _ = token_loss(hidden, table, torch.tensor([0, 1, 2]))
+    total.backward()
+    exact = torch.autograd.grad(F.cross_entropy(hidden @ table.T, torch.tensor([0, 1, 2]), reduction="sum"), hidden)[0]
+    torch.testing.assert_close(
+        total, F.cross_entropy(hidden @ table.T, torch.tensor([0, 1, 2]), reduction="sum"), rtol=0.02, atol=0
+    )
+    torch.testing.assert_close(hidden.grad, exact, rtol=0.02, atol=1e-6)
+
+
+def test_no_gradient_is_computed_where_none_is_wanted():
+    with torch.no_grad():
+        total, _ = token_loss(torch.randn(T, C), torch.randn(V, C), torch.zeros(T, dtype=torch.long))
+    assert not total.requires_grad
