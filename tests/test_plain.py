@@ -15,7 +15,7 @@ import pytest
 def test_in_a_plain_process(name):
     path = Path(__file__).parent / "plain" / f"{name}.py"
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no", path],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--show-capture=no", path],
         env={**os.environ, "REGARD_PLAIN": "1"},
         capture_output=True,
         text=True,
