@@ -126,6 +126,48 @@ def test_a_whole_number_serves_as_a_number_and_null_as_none():
     assert config.decoder.n_kv_heads is None
 
 
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        (
+            decoder(positions=Positions(kind="rotray")),
+            "decoder.positions.kind ('rotray') must be one of sinusoidal, learned",
+        ),
+        (decoder(norm="batch"), "decoder.norm ('batch') must be one of layer, rms"),
+        (decoder(activation="gelu_new"), "decoder.activation ('gelu_new') must be one of relu"),
+        (decoder(d_ff="31"), "decoder.d_ff ('31') must be a whole number"),
+        (decoder(d_ff=31.0), "decoder.d_ff (31.0) must be a whole number"),
+        (decoder(norm_eps=float("nan")), "decoder.norm_eps (nan) must be a finite number"),
+        (decoder(n_layers=0), "decoder.n_layers (0) must be at least 1; only an encoder may be a bare embedding"),
+        (
+            GOOD.replace(head=Pooled(n_labels=2, mix=True)),
+            "head.mix (True) goes with an encoder alone, whose layers it mixes",
+        ),
+        (
+            decoder(input=STACK.input.replace(n_segments=2)),
+            "decoder.input.n_segments (2) must be 0: only an encoder has segments",
+        ),
+        (
+            presets.tiny_elmo(head=presets.MASKED_TOKENS.replace(tied=False)),
+            "head.transform (True) needs a Transformer's activation and norm; set transform = false",
+        ),
+        (
+            presets.tiny_clip().replace(
+                encoder=presets.tiny_vit(input=Patches(image_size=15, patch_size=3, class_token=False)).encoder
+            ),
+            "head.pool ('class') needs input.class_token; or pool = 'mean'",
+        ),
+    ],
+)
+def test_a_configuration_built_in_python_is_held_to_the_same(config, line):
+    assert any(line in problem for problem in problems(config)), problems(config)
+
+
+def test_json_that_is_none():
+    with pytest.raises(ConfigError, match="not valid JSON"):
+        ModelConfig.from_json("{")
+
+
 def test_frozen():
     with pytest.raises(AttributeError):
         GOOD.decoder.d_model = 3

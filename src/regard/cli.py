@@ -132,7 +132,7 @@ def _show(page: Any, as_json: bool, width: int = 80) -> None:
     """A result on standard output: JSON alone, tables in colour for a terminal, plain text for a pipe."""
     from rich.console import Console
 
-    from regard.look.walk import as_text
+    from regard.look.page import as_text
 
     console = Console(highlight=False)
     if as_json:

@@ -24,7 +24,7 @@ import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, Self, TypeVar, Union
 
 # ---------------------------------------------------------------------------------------
 # Errors: a user's mistake is one line that names the thing, its value, the rule and the way out.
@@ -76,15 +76,14 @@ class Node:
         """Rules that this piece breaks, one line each; its parts are asked separately."""
         return iter(())
 
-    def validate(self):
-        """Collect the problems of this piece and of all its parts; raise once, or return self.
+    def validate(self) -> Self:
+        """Collect every problem of this piece and its parts (wrong types, unknown names, broken rules); raise once, or
+        return self.
 
         >>> Positions(kind="none").validate().kind
         'none'
         """
-        found = list(_walk(self, ""))
-        if found:
-            raise ConfigError(found)
+        from_dict(type(self), self.to_dict())
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,7 +97,7 @@ class Node:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
 
-    def replace(self, **changes: Any):
+    def replace(self, **changes: Any) -> Self:
         """A copy with some values changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
@@ -340,7 +339,6 @@ class Recurrent(Node):
     d_input: int
     d_hidden: int
     n_layers: int = 1
-    max_len: int = 1024
     cell: Literal["gru", "lstm"] = "gru"
     bidirectional: bool = False
     d_project: int | None = None
@@ -359,12 +357,8 @@ class Recurrent(Node):
     def d_out(self) -> int:
         return self.d_state * (2 if self.bidirectional else 1)
 
-    @property
-    def n_positions(self) -> int:
-        return self.max_len
-
     def problems(self) -> Iterator[str]:
-        yield from _at_least(self, 1, "d_input", "d_hidden", "n_layers", "max_len", "d_project", "d_attention")
+        yield from _at_least(self, 1, "d_input", "d_hidden", "n_layers", "d_project", "d_attention")
         yield from _fractions(self, "dropout", "embed_dropout")
         if self.d_project is not None and self.cell != "lstm":
             yield f"d_project ({self.d_project}) needs cell 'lstm', not {self.cell!r}"
@@ -486,6 +480,8 @@ class ModelConfig(Node):
         if decoder is not None:
             if not isinstance(decoder.input, Tokens):
                 yield f"decoder.input (kind {decoder.input.kind!r}) must be tokens"
+            if isinstance(decoder, Stack) and decoder.n_layers == 0:
+                yield "decoder.n_layers (0) must be at least 1; only an encoder may be a bare embedding"
             if isinstance(decoder, Stack) and not decoder.causal:
                 yield "decoder.causal (False) must be true: a decoder may not see the future"
             if isinstance(decoder, Recurrent) and decoder.bidirectional:
@@ -509,16 +505,24 @@ class ModelConfig(Node):
         if isinstance(head, Vocabulary):
             if not isinstance(last.input, Tokens):
                 yield f"head (kind 'vocabulary') needs tokens under it, not {last.input.kind}"
+            elif head.transform and isinstance(last, Recurrent):
+                yield "head.transform (True) needs a Transformer's activation and norm; set transform = false"
             elif head.tied and last.d_input != self.d_scored:
                 yield (
                     f"head.tied (True) needs token vectors as wide ({last.d_input}) as what is scored"
                     f" ({self.d_scored}); set tied = false"
                 )
         no_class = isinstance(last.input, Patches) and not last.input.class_token
-        if isinstance(head, Pooled) and head.pool == "class" and no_class:
+        if isinstance(head, Pooled | Contrastive) and head.pool == "class" and no_class:
             yield "head.pool ('class') needs input.class_token; or pool = 'mean'"
-        if self.pair_head is not None and (self.encoder is None or self.decoder is not None):
-            yield "pair_head: a second, pooled head goes with an encoder alone"
+        if self.shape != "encoder":
+            if self.pair_head is not None:
+                yield "pair_head: a second, pooled head goes with an encoder alone"
+            if isinstance(head, Labels | Pooled) and head.mix:
+                yield "head.mix (True) goes with an encoder alone, whose layers it mixes"
+        for name, tower in (("decoder", self.decoder), ("text", self.text)):
+            if tower is not None and getattr(tower.input, "n_segments", 0):
+                yield f"{name}.input.n_segments ({tower.input.n_segments}) must be 0: only an encoder has segments"  # type: ignore[union-attr]
 
     @property
     def d_scored(self) -> int:
@@ -539,7 +543,10 @@ class ModelConfig(Node):
 
     @classmethod
     def from_json(cls, text: str) -> ModelConfig:
-        return cls.from_dict(json.loads(text))
+        try:
+            return cls.from_dict(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise ConfigError([f"not valid JSON: {error}"]) from None
 
 
 def _shared_table_problems(encoder: Tower | None, decoder: Tower | None) -> Iterator[str]:
@@ -616,14 +623,14 @@ def _read(hint: Any, value: Any, path: str, problems: list[str]) -> Any:
     if dataclasses.is_dataclass(hint):
         return _read_node(hint, value, path, problems)
     if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is not hint:
+        value = float(value)
+    if type(value) is not hint or (hint is float and not math.isfinite(value)):
         problems.append(f"{path} ({value!r}) must be {_ARTICLES.get(hint, hint)}")
         return _BROKEN
     return value
 
 
-_ARTICLES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_ARTICLES = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
 
 
 def _read_one_of(options: list[Any], value: Any, path: str, problems: list[str]) -> Any:

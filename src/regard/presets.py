@@ -417,12 +417,11 @@ def tiny_clip() -> ModelConfig:
 def tiny_bahdanau(score: Any = "additive") -> ModelConfig:
     """RNNsearch in small, with any score function or none."""
     return ModelConfig(
-        encoder=Recurrent(input=Tokens(vocab_size=103), d_input=13, d_hidden=11, bidirectional=True, max_len=37),
+        encoder=Recurrent(input=Tokens(vocab_size=103), d_input=13, d_hidden=11, bidirectional=True),
         decoder=Recurrent(
             input=Tokens(vocab_size=101),
             d_input=17,
             d_hidden=22 if score in ("dot", "scaled_dot") else 19,
-            max_len=37,
             score=score,
             d_attention=7 if score == "additive" else None,
         ),
@@ -439,7 +438,7 @@ def tiny_show_attend_tell() -> ModelConfig:
 def tiny_lstm() -> ModelConfig:
     """A two-layer LSTM language model."""
     return ModelConfig(
-        decoder=Recurrent(input=Tokens(vocab_size=101), d_input=13, d_hidden=19, n_layers=2, cell="lstm", max_len=37),
+        decoder=Recurrent(input=Tokens(vocab_size=101), d_input=13, d_hidden=19, n_layers=2, cell="lstm"),
         head=Vocabulary(tied=False),
     )
 
@@ -456,7 +455,6 @@ def tiny_elmo(head: Head | None = None) -> ModelConfig:
             cell="lstm",
             bidirectional=True,
             residual=True,
-            max_len=37,
         ),
         head=head or Vocabulary(tied=False, bias=True),
     )
@@ -497,7 +495,7 @@ def preset(name: str, **arguments: Any) -> ModelConfig:
         raise ConfigError([f"preset ({name!r}) is not known; {suggest(str(name), names())}"])
     known = _arguments(name)
     stray = [f"{key}: preset {name} does not take it; {suggest(key, known)}" for key in arguments if key not in known]
-    if stray and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+    if stray and "changes" not in known:
         raise ConfigError(stray)
     return globals()[name](**arguments)
 
@@ -514,14 +512,17 @@ def resolve(table: dict[str, Any]) -> ModelConfig:
     if name is None:
         return ModelConfig.from_dict(table)
     own = {f.name for f in dataclasses.fields(ModelConfig)}
-    known = _arguments(name) if name in names() else {}
-    arguments = {k: v for k, v in table.items() if k in known and k not in own}
+    known = _arguments(name) if name in names() else []
+    arguments = {k: v for k, v in table.items() if k in known and k not in own and k != "changes"}
+    wrong = [f"{k} ({v!r}) must be a number or text" for k, v in arguments.items() if not isinstance(v, int | str)]
+    if wrong:
+        raise ConfigError(wrong)
     changes = {k: v for k, v in table.items() if k not in arguments and k != "preset"}
     return ModelConfig.from_dict(_merge(preset(name, **arguments).to_dict(), changes))
 
 
-def _arguments(name: str) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(globals()[name]).parameters)
+def _arguments(name: str) -> list[str]:
+    return list(inspect.signature(globals()[name]).parameters)
 
 
 def from_toml(path: str | Path) -> ModelConfig:
@@ -545,6 +546,6 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _size(name: str, sizes: dict[str, dict[str, int]], size: str) -> dict[str, Any]:
-    if size not in sizes:
-        raise ConfigError([f"{name} size ({size!r}) is not known; {suggest(size, sizes)}"])
+    if not isinstance(size, str) or size not in sizes:
+        raise ConfigError([f"{name} size ({size!r}) is not known; {suggest(str(size), sizes)}"])
     return dict(sizes[size])

@@ -38,6 +38,8 @@ VARIANTS = {
     "shared embeddings": presets.tiny_encoder_decoder(input=Tokens(vocab_size=101, scale=True)).replace(
         share_embeddings=True
     ),
+    "pooled translator": presets.tiny_encoder_decoder().replace(head=Pooled(n_labels=5, pool="mean")),
+    "labelled translator": presets.tiny_encoder_decoder().replace(head=Labels(n_labels=5)),
     "mean pooled": presets.tiny_encoder(head=Pooled(n_labels=5, pool="mean")),
     "end pooled decoder": presets.tiny_decoder().replace(head=Pooled(n_labels=5, pool="end")),
     "mixed layers": presets.tiny_encoder(head=Labels(n_labels=5, mix=True)),
@@ -75,7 +77,7 @@ def shrunk(config: ModelConfig) -> ModelConfig:
             given = given.replace(image_size=2 ** len(given.widths) * 2, widths=(3, 5, 7, 11)[: len(given.widths)])
         if isinstance(tower, Recurrent):
             width = 10 if tower.bidirectional else 20
-            sizes = {"d_input": 13, "d_hidden": width, "max_len": 17}
+            sizes = {"d_input": 13, "d_hidden": width}
             sizes |= {"d_attention": 7} if tower.d_attention else {}
             sizes |= {"d_project": 13} if tower.d_project else {}
             return tower.replace(input=given, **sizes)

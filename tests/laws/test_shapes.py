@@ -22,7 +22,7 @@ from laws.cases import (
     without_dropout,
 )  # fmt: skip
 from regard import presets
-from regard.config import Contrastive, Recurrent, Tokens, Vector, Vocabulary
+from regard.config import Contrastive, Recurrent, Stack, Tokens, Vector, Vocabulary
 from regard.nn import Layout, Transformer, document_positions
 
 EXACT = {"atol": 1e-10, "rtol": 1e-8}
@@ -95,6 +95,50 @@ def test_reordered_rows_go_on_as_the_rows_they_were(name):
     torch.testing.assert_close(got, wanted, **EXACT)
 
 
+@pytest.mark.parametrize("name", [n for n, c in DECODERS.items() if c.encoder is None and isinstance(c.decoder, Stack)])
+@torch.no_grad()
+def test_a_finished_row_is_filled_again(name):
+    """One row goes on where it was while another starts anew beside it, its cache nearly full."""
+    model = build(CASES[name])
+    ids = an_input(model.config.decoder, 2, T)
+    cache = model.start(batch_size=2, max_len=T)
+    decoded(model, ids[:, : T - 1], cache=cache)
+    cache.reset(torch.tensor([1]))
+    fresh = an_input(model.config.decoder, 2, 3)
+    fresh[0, 0] = ids[0, T - 1]
+    out = decoded(model, fresh, cache=cache, layout=torch.tensor([1, 3]))
+    assert cache.position.tolist() == [T, 3]
+    torch.testing.assert_close(out[0, 0], decoded(model, ids[:1])[0, T - 1], **EXACT)
+    torch.testing.assert_close(out[1], decoded(model, fresh[1:])[0], **EXACT)
+
+
+@pytest.mark.parametrize("name", [n for n, c in DECODERS.items() if c.encoder is not None])
+@torch.no_grad()
+def test_beams_of_one_source_need_not_move_its_keys(name):
+    model = build(CASES[name])
+    first, second = inputs(model.config, rows=1)
+    first, ids = first.expand(B, *first.shape[1:]), an_input(model.config.decoder, B, T)
+    rows, outs = torch.tensor([2, 0, 0]), []
+    for cross in (True, False):
+        cache = model.start(model.encode(first), max_len=T)
+        decoded(model, ids[:, :4], cache=cache)
+        cache.reorder(rows, cross=cross)
+        outs.append(decoded(model, ids[:, 4:5], cache=cache))
+    torch.testing.assert_close(outs[0], outs[1], **EXACT)
+
+
+@torch.no_grad()
+def test_a_prefix_in_a_cache():
+    model = build(TINY["tiny_decoder"])
+    ids = an_input(model.config.decoder, 2, T)
+    layout = Layout(prefix=torch.tensor([3, 2]), lengths=torch.tensor([5, 4]))
+    whole = decoded(model, ids[:, :5], layout=layout)
+    cache = model.start(batch_size=2, max_len=T)
+    cached = decoded(model, ids[:, :5], cache=cache, layout=layout)
+    torch.testing.assert_close(cached[0], whole[0], **EXACT)
+    torch.testing.assert_close(cached[1, :4], whole[1, :4], **EXACT)
+
+
 # -- law 3 ------------------------------------------------------------------------------
 
 
@@ -112,21 +156,24 @@ def test_padding_changes_nothing(name, left, right, length):
     config = model.config
     tower = config.encoder or config.last
     ids, fill = an_input(tower, 2, length), an_input(tower, 2, left + right)
-    target = None if config.decoder is None or config.encoder is None else an_input(config.decoder, 2, T)
-    padded = placed(ids, left, right, fill)
-    layout = Layout(lengths=torch.full((2,), length), starts=torch.full((2,), left) if left else None)
+    two = config.encoder is not None and config.decoder is not None
+    target, target_fill = (an_input(config.decoder, 2, n) for n in (T, left + right)) if two else (None, None)
+    per_token = not hasattr(config.head, "pool")
 
-    def run(ids, layout):
+    def run(ids, target, start, end):
         model.zero_grad()
-        out = outputs(model(ids, target, layout=layout))
-        per_token = target is None and not hasattr(config.head, "pool")
-        real = out[:, layout.starts[0] if layout.starts is not None else 0 :][:, :length] if per_token else out
+        here = Layout(lengths=torch.full((2,), length), starts=torch.full((2,), start) if start else None)
+        there = Layout(lengths=torch.full((2,), T), starts=torch.full((2,), start) if start else None) if two else None
+        out = outputs(model(ids, target, layout=here, target_layout=there))
+        real = out[:, start : start + (T if two else length)] if per_token else out
         weights = torch.linspace(-1, 1, real.numel(), dtype=real.dtype).reshape(real.shape)
         (real * weights).sum().backward()
         return real, [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
-    bare, gradients = run(ids, Layout(lengths=torch.full((2,), length)))
-    with_padding, padded_gradients = run(padded, layout)
+    bare, gradients = run(ids, target, 0, 0)
+    with_padding, padded_gradients = run(
+        placed(ids, left, right, fill), placed(target, left, right, target_fill) if two else None, left, right
+    )
     torch.testing.assert_close(with_padding, bare, **EXACT)
     for mine, theirs in zip(padded_gradients, gradients, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-8, rtol=1e-6)
@@ -141,6 +188,19 @@ def test_packed_documents_do_not_leak(name):
     layout = Layout(documents=documents, positions=document_positions(documents))
     packed = model(torch.cat([one, two], dim=1), layout=layout)
     torch.testing.assert_close(packed, torch.cat([model(one), model(two)], dim=1), **EXACT)
+
+
+@pytest.mark.parametrize("name", ["tiny_encoder_decoder", "bilinear", "additive"])
+@torch.no_grad()
+def test_packed_pairs_do_not_leak_through_cross_attention(name):
+    model = build(CASES[name])
+    sources = [an_input(model.config.encoder, 1, n) for n in (4, 3)]
+    targets = [an_input(model.config.decoder, 1, n) for n in (2, 5)]
+    of_source, of_target = torch.tensor([[7] * 4 + [3] * 3]), torch.tensor([[7] * 2 + [3] * 5])
+    layouts = [Layout(documents=d, positions=document_positions(d)) for d in (of_source, of_target)]
+    packed = model(torch.cat(sources, dim=1), torch.cat(targets, dim=1), layout=layouts[0], target_layout=layouts[1])
+    alone = [model(s, t) for s, t in zip(sources, targets, strict=True)]
+    torch.testing.assert_close(packed, torch.cat(alone, dim=1), **EXACT)
 
 
 @torch.no_grad()

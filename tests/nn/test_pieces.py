@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from laws.cases import CASES, build
+from laws.cases import CASES, build, inputs, outputs
 from regard import presets
 from regard.config import Positions, Stack, Tokens
 from regard.nn import MLP, Layout, Transformer, alibi_slopes, document_positions, pool, rotate, sinusoid
@@ -261,6 +261,38 @@ def test_dropout_where_the_paper_has_it():
     assert not torch.equal(model(ids, ids), model(ids, ids))
     model.eval()
     assert torch.equal(model(ids, ids), model(ids, ids))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_memory_given_later_is_as_good_as_new(name):
+    """Built on the meta device, given memory full of nonsense, reset: every weight and every table is there."""
+    fresh = Transformer(CASES[name])
+    with torch.device("meta"):
+        late = Transformer(CASES[name])
+    late.to_empty(device="cpu")
+    for tensor in (*late.parameters(), *late.buffers()):
+        tensor.data.fill_(7)
+    for model in (fresh, late):
+        torch.manual_seed(5)
+        model.reset()
+    for (name, mine), (_, theirs) in zip(
+        (*late.named_parameters(), *late.named_buffers()),
+        (*fresh.named_parameters(), *fresh.named_buffers()),
+        strict=True,
+    ):
+        assert torch.equal(mine, theirs), name
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_autocast_trains_every_shape(name):
+    model = Transformer(CASES[name])
+    first, second = inputs(model.config, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = outputs(model(first, second))
+    out.float().square().sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    exact = outputs(model(first, second))
+    assert (out - exact).norm() < 0.1 * exact.norm() + 0.1
 
 
 def test_autocast_carries_the_residual_stream_at_its_width():

@@ -114,6 +114,28 @@ def test_caches():
     )
 
 
+def test_layouts_with_a_cache_and_a_prefix():
+    decoder = model("tiny_decoder")
+    layout = Layout(prefix=torch.tensor([3, 1]), lengths=torch.tensor([2, 3]))
+    raises("prefix reaches past a row's real tokens", lambda: decoder(IDS, layout=layout))
+    raises("prefix 4 is out of range", lambda: decoder(IDS, layout=Layout(prefix=torch.tensor([4, 1]))))
+    cache = decoder.start(batch_size=2, max_len=4)
+    raises("documents: not with a cache", lambda: decoder.decode(IDS, cache=cache, layout=Layout(documents=IDS)))
+    translator = model("tiny_encoder_decoder")
+    memory = translator.encode(IDS)
+    cache = translator.start(memory, max_len=4)
+    raises("give the memory, or a cache started with it", lambda: translator.decode(IDS, memory, cache=cache))
+    raises(
+        "both source and target must say theirs", lambda: translator.decode(IDS, memory, layout=Layout(documents=IDS))
+    )
+
+
+def test_recurrent_models():
+    lstm = model("tiny_lstm")
+    raises("positions: not for recurrent models", lambda: lstm(IDS, layout=Layout(positions=IDS)))
+    raises("ids have no positions", lambda: lstm(torch.zeros(2, 0, dtype=torch.long)))
+
+
 def test_images():
     vit = model("tiny_vit")
     raises("image of 16 x 15 pixels must be 15 x 15", lambda: vit(torch.rand(2, 3, 16, 15)))
@@ -128,6 +150,8 @@ def test_the_wrong_shape_of_model():
     raises("this model has no decoder; call encode", lambda: model("tiny_encoder").decode(IDS))
     raises("this model has no text encoder", lambda: model("tiny_encoder").encode_text(IDS))
     raises("give the memory, or a cache started with it", lambda: model("tiny_encoder_decoder").decode(IDS))
+    raises("no logits of one input", lambda: model("tiny_clip").logits(torch.rand(1, 2, 29)))
+    raises("no vocabulary head, but one of kind 'pooled'", lambda: model("tiny_vit").vocabulary_table())
     raises("takes two inputs; the second is missing", lambda: model("tiny_encoder_decoder")(IDS))
 
 
@@ -138,8 +162,14 @@ def test_capture_of_a_layer_that_is_not_there():
     )
 
 
+def test_weights_of_a_head_that_is_not_there():
+    seen = model("tiny_decoder").decode(IDS, capture=["0.self"]).attended["0.self"]
+    raises("head 3 is out of range: this layer has 3, 0 to 2", lambda: seen.weights([0, 3]))
+
+
 def test_attention_widths():
     raises("d_query (10) must be divisible by n_heads (3); try 9 or 12", lambda: Attention(10, n_heads=3))
+    raises("n_heads (0) and n_kv_heads (None) must be at least 1", lambda: Attention(10, n_heads=0))
     raises("try 12", lambda: Attention(5, n_heads=12))
     raises("attends to its own input", lambda: Attention(6)(torch.rand(1, 2, 6), torch.rand(1, 3, 6)))
     raises("attends to a memory; give one", lambda: Attention(6, d_memory=5)(torch.rand(1, 2, 6)))

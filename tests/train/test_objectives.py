@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from regard.train import objectives
 from regard.train.objectives import token_loss
 
 N, T, C, V = 3, 7, 11, 13
@@ -27,6 +28,28 @@ def test_equals_cross_entropy(smoothing, biased, chunk):
         torch.autograd.grad(total * 1.7, parts), torch.autograd.grad(wanted * 1.7, parts), strict=True
     ):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_rows_made_wider_for_a_gpu_change_nothing(monkeypatch):
+    hidden, table = torch.randn(T, C, dtype=torch.float64), torch.randn(V, C, dtype=torch.float64)
+    bias, targets = torch.randn(V, dtype=torch.float64), torch.randint(-1, V, (T,))
+    parts = [p.requires_grad_() for p in (hidden, table, bias)]
+
+    def run():
+        total, _ = token_loss(hidden, table, targets, bias=bias, smoothing=0.1, chunk=3)
+        return total, *torch.autograd.grad(total, parts)
+
+    plain = run()
+    monkeypatch.setitem(objectives.ROW_MULTIPLE, "cpu", 8)
+    for mine, theirs in zip(run(), plain, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_no_positions_at_all_is_zero():
+    hidden, table = torch.randn(0, C, requires_grad=True), torch.randn(V, C, requires_grad=True)
+    total, count = token_loss(hidden, table, torch.zeros(0, dtype=torch.long))
+    total.backward()
+    assert (total.item(), count.item(), table.grad.abs().max().item()) == (0.0, 0, 0.0)
 
 
 def test_all_targets_left_out_is_zero_and_finite():

@@ -5,6 +5,7 @@
 [0.85, 0.15]
 """
 
-from regard.look.walk import ScoresWalk, Walk, walk, walk_scores
+from regard.look.scores import ScoresWalk, walk_scores
+from regard.look.steps import Walk, walk
 
 __all__ = ["ScoresWalk", "Walk", "walk", "walk_scores"]

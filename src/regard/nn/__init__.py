@@ -7,14 +7,15 @@
 torch.Size([1, 3, 101])
 """
 
-from regard.nn.attention import Attended, Attention, attend, masked_softmax, score
+from regard.nn.attention import Attended, Attention, attend, score
 from regard.nn.blocks import MLP, Block, Stack
 from regard.nn.cache import Cache, KeyValue
 from regard.nn.heads import Pair, pool
 from regard.nn.masks import Layout, Lowered, Mask, allowed, document_positions, lower
+from regard.nn.outputs import Decoded, Encoded
 from regard.nn.positions import alibi_slopes, rotate, sinusoid
 from regard.nn.recurrent import RecurrentCache, RecurrentTower
-from regard.nn.transformer import Decoded, Encoded, Tower, Transformer
+from regard.nn.transformer import Tower, Transformer
 
 __all__ = [
     "MLP",
@@ -39,7 +40,6 @@ __all__ = [
     "attend",
     "document_positions",
     "lower",
-    "masked_softmax",
     "pool",
     "rotate",
     "score",

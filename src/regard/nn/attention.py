@@ -12,7 +12,7 @@ chosen heads from that, beside the fast path.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from regard.config import ConfigError, InputError, Score, must_divide
 from regard.nn.cache import KeyValue
 from regard.nn.masks import Lowered
+from regard.nn.norms import RMSNorm
 from regard.nn.positions import Rotation, rotate
 
 
@@ -43,6 +44,9 @@ class Attended(NamedTuple):
         """The attention weights of the chosen heads (all by default): rows sum to one, or to zero where
         there was nothing to attend."""
         q, k, w = self.q, self.k, self.w
+        for head in heads or ():
+            if not 0 <= head < q.shape[1]:
+                raise InputError(f"head {head} is out of range: this layer has {q.shape[1]}, 0 to {q.shape[1] - 1}")
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         bias, alive = self.mask.bias, self.mask.alive
         if heads is not None:
@@ -82,7 +86,7 @@ def score(
 
 
 def masked_softmax(scores: Float[Tensor, "B H T S"], mask: Lowered) -> Float[Tensor, "B H T S"]:
-    """Softmax over what may be attended; a row with nothing to attend is all zeros."""
+    """Softmax over what may be attended; a row with nothing to attend is all zeros. Takes the scores over."""
     if mask.is_causal:
         t, s = scores.shape[-2:]
         # In place: these tensors are large, the scores are nobody else's, and no gradient needs them as they were.
@@ -97,14 +101,14 @@ def masked_softmax(scores: Float[Tensor, "B H T S"], mask: Lowered) -> Float[Ten
 
 
 # Training on a GPU, by measurement (benchmarks/attention_kernels.py): which fused kernel is tried first.
-SHORT = 64
-_SHORT = [
+SHORT = 64  # tokens
+_IF_SHORT = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.MATH,
 ]
-_LONG = [
+_IF_LONG = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
@@ -132,7 +136,7 @@ def attend(
     if w is None:
         fused = partial(F.scaled_dot_product_attention, q, k, v, mask.bias, dropout, mask.is_causal)
         if q.is_cuda and mask.bias is None and torch.is_grad_enabled():
-            with sdpa_kernel(_SHORT if q.shape[2] <= SHORT else _LONG, set_priority=True):
+            with sdpa_kernel(_IF_SHORT if q.shape[2] <= SHORT else _IF_LONG, set_priority=True):
                 out = fused(scale=scale, enable_gqa=groups > 1)
         else:
             out = fused(scale=scale, enable_gqa=groups > 1)
@@ -181,6 +185,8 @@ class Attention(nn.Module):
         self.n_heads, self.n_kv_heads = n_heads, n_kv_heads or n_heads
         self.dropout = dropout
 
+        if n_heads < 1 or self.n_kv_heads < 1:
+            raise ConfigError([f"n_heads ({n_heads}) and n_kv_heads ({n_kv_heads}) must be at least 1"])
         # Width of one head of queries, keys and values. An identity projection takes what comes in.
         q = d_query // n_heads if "q" in identity else d_head or d_query // n_heads
         k = d_memory // self.n_kv_heads if "k" in identity else d_head or (q if "q" in identity else d_query // n_heads)
@@ -202,8 +208,8 @@ class Attention(nn.Module):
                 self.v = nn.Identity() if "v" in identity else nn.Linear(d_values, self.widths[2], bias)
         d_heads = n_heads * v
         self.out = nn.Identity() if "out" in identity else nn.Linear(d_heads, d_out or d_query, bias)
-        self.q_norm = nn.RMSNorm(q, norm_eps) if qk_norm else None
-        self.k_norm = nn.RMSNorm(k, norm_eps) if qk_norm else None
+        self.q_norm = RMSNorm(q, norm_eps) if qk_norm else None
+        self.k_norm = RMSNorm(k, norm_eps) if qk_norm else None
 
         # The score function. Bilinear moves its matrix to the queries and is a dot product from there on; additive
         # prepares both sides, so that a cached key is ready to be added.
@@ -216,9 +222,10 @@ class Attention(nn.Module):
             self.score_q = nn.Parameter(torch.empty(n_heads, q, d))
             self.score_k = nn.Parameter(torch.empty(self.n_kv_heads, k, d))
             self.score_w = nn.Parameter(torch.empty(n_heads, d))
-        self.reset_scores()
+        self.reset_parameters()
 
-    def reset_scores(self) -> None:
+    def reset_parameters(self) -> None:
+        """Draw the score function's own weights; the projections draw theirs."""
         for weight in (self.score_q, self.score_k, self.score_w):
             if weight is not None:
                 bound = weight.shape[-1] ** -0.5 if weight.dim() == 2 else weight.shape[1] ** -0.5
@@ -261,7 +268,7 @@ class Attention(nn.Module):
         *,
         mask: Lowered = Lowered(),
         rotation: Rotation | None = None,
-        store=None,
+        store: Callable[[KeyValue], KeyValue] | None = None,
         capture: bool = False,
     ) -> tuple[Float[Tensor, "B T O"], Attended | None]:
         """Attend from x to itself or to a memory; with ``capture`` also hand out what was attended with.

@@ -1,4 +1,4 @@
-"""Norm, feed-forward, the block of both, and the stack of blocks.
+"""Feed-forward, the block of attention and feed-forward, and the stack of blocks.
 
 Post-norm (Vaswani 2017) norms the sum, ``norm(x + f(x))``; pre-norm (Xiong 2020) the input of each branch,
 ``x + f(norm(x))``, and the stack's end. One block serves encoder and decoder: cross-attention is there if there is a
@@ -7,7 +7,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 
 import torch
@@ -19,30 +19,8 @@ from regard.config import Stack as StackConfig
 from regard.nn.attention import Attended, Attention
 from regard.nn.cache import Cache, KeyValue
 from regard.nn.masks import Lowered, Mask, lower
+from regard.nn.norms import make_norm
 from regard.nn.positions import Rotation
-
-
-class LayerNorm(nn.LayerNorm):
-    """Zero mean and unit variance, then a learned scale and shift; the width that comes in goes out.
-
-    Autocast would hand on float32, and the residual stream of a post-norm stack would stay there.
-    """
-
-    def forward(self, input: Float[Tensor, "... C"]) -> Float[Tensor, "... C"]:
-        return super().forward(input).to(input.dtype)
-
-
-class RMSNorm(nn.RMSNorm):
-    """Unit mean square, then a learned scale."""
-
-    def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... C"]:
-        return super().forward(x).to(x.dtype)
-
-
-def make_norm(config: StackConfig, d: int | None = None) -> LayerNorm | RMSNorm:
-    """The stack's kind of norm, d_model wide unless told otherwise."""
-    d = config.d_model if d is None else d
-    return RMSNorm(d, config.norm_eps) if config.norm == "rms" else LayerNorm(d, config.norm_eps)
 
 
 def gelu_quick(x: Tensor) -> Tensor:
@@ -115,7 +93,7 @@ class Block(nn.Module):
         *,
         mask: Lowered,
         rotation: Rotation | None = None,
-        store=None,
+        store: Callable[[KeyValue], KeyValue] | None = None,
         memory: Float[Tensor, "B S M"] | KeyValue | None = None,
         memory_mask: Lowered = Lowered(),
         capture_self: bool = False,
@@ -133,6 +111,12 @@ class Block(nn.Module):
             x = self._after(self.cross_norm, x, out)
         x = self._after(self.mlp_norm, x, self.mlp(self._before(self.mlp_norm, x)))
         return x, attended_self, attended_cross
+
+    def remember(self, memory: Float[Tensor, "B S M"], dtype: torch.dtype) -> KeyValue:
+        """The memory's keys and values for this block's cross-attention, computed once."""
+        assert self.cross_attn is not None, "only a block over a memory is asked"
+        kv = self.cross_attn.remember(memory)
+        return KeyValue(kv.k.to(dtype), kv.v.to(dtype))
 
     def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
         return norm(x) if self.pre else x
@@ -168,22 +152,20 @@ class Stack(nn.Module):
         """Run the blocks. ``capture`` names layers ("0.self", "5.cross"); ``collect`` takes every layer's output."""
         t = x.shape[1]
         as_kernel_wants = partial(lower, t=t, device=x.device, dtype=x.dtype)
-        s = t if cache is None else cache.max_len
-        lowered = {window: as_kernel_wants(mask._replace(window=window), s=s) for window in set(self.windows)}
+        span = t if cache is None else cache.span(t)
+        lowered = {window: as_kernel_wants(mask._replace(window=window), s=span) for window in set(self.windows)}
+        cross = [memory] * len(self.blocks) if cache is None else cache.cross or [None] * len(self.blocks)
         lowered_memory = Lowered()
-        if cache is not None and cache.cross:
-            lowered_memory = as_kernel_wants(memory_mask, s=cache.cross[0].k.shape[2])
-        elif memory is not None:
-            lowered_memory = as_kernel_wants(memory_mask, s=memory.shape[1])
-        slots = None if cache is None else cache.slots(t)
+        if cross and cross[0] is not None:
+            lowered_memory = as_kernel_wants(memory_mask, s=_length(cross[0]))
         attended: dict[str, Attended] = {}
         for i, block in enumerate(self.blocks):
             x, of_self, of_cross = block(
                 x,
                 mask=lowered[self.windows[i]],
                 rotation=rotation,
-                store=None if cache is None or slots is None else partial(cache.write, i, slots=slots),
-                memory=cache.cross[i] if cache is not None and cache.cross else memory,
+                store=None if cache is None else partial(cache.write, i, slots=mask.slots, span=span),
+                memory=cross[i],
                 memory_mask=lowered_memory,
                 capture_self=f"{i}.self" in capture,
                 capture_cross=f"{i}.cross" in capture,
@@ -195,3 +177,7 @@ class Stack(nn.Module):
             if collect is not None:
                 collect.append(x)
         return x if self.norm is None else self.norm(x), attended
+
+
+def _length(memory: Tensor | KeyValue) -> int:
+    return memory.k.shape[2] if isinstance(memory, KeyValue) else memory.shape[1]

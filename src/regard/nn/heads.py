@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import config as c
-from regard.nn.blocks import ACTIVATIONS, make_norm
+from regard.nn.blocks import ACTIVATIONS
 from regard.nn.masks import Layout
+from regard.nn.norms import make_norm
 
 
 class VocabularyHead(nn.Module):
@@ -32,6 +33,12 @@ class VocabularyHead(nn.Module):
         self.weight = None if config.tied else nn.Parameter(torch.empty(vocab_size, d))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if config.bias else None
 
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
     def transformed(self, hidden: Float[Tensor, "... C"]) -> Float[Tensor, "... C"]:
         if self.dense is None or self.norm is None:
             return hidden
@@ -48,6 +55,10 @@ class Mix(nn.Module):
         super().__init__()
         self.weights = nn.Parameter(torch.zeros(n))
         self.gamma = nn.Parameter(torch.ones(()))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weights)
+        nn.init.ones_(self.gamma)
 
     def forward(self, layers: Sequence[Float[Tensor, "B T C"]]) -> Float[Tensor, "B T C"]:
         return self.gamma * sum(w * layer for w, layer in zip(self.weights.softmax(0), layers, strict=True))
@@ -124,7 +135,10 @@ class ContrastiveHead(nn.Module):
         self.config = config
         self.first = nn.Linear(d_first, config.d_embed, bias=False)
         self.text = nn.Linear(d_text, config.d_embed, bias=False)
-        self.log_scale = nn.Parameter(torch.tensor(math.log(1 / config.temperature)))
+        self.log_scale = nn.Parameter(torch.empty(()))
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.log_scale, math.log(1 / self.config.temperature))
 
     def embed_first(self, hidden: Float[Tensor, "B T C"], layout: Layout = Layout()) -> Float[Tensor, "B E"]:
         return F.normalize(self.first(pool(hidden, self.config.pool, layout)), dim=-1)

@@ -26,11 +26,11 @@ class Layout(NamedTuple):
     tokens of a row may be seen by all (prefix language model). ``allowed``: a mask of one's own.
     """
 
-    lengths: Int[Tensor, "B"] | None = None
-    starts: Int[Tensor, "B"] | None = None
+    lengths: Int[Tensor, " B"] | None = None
+    starts: Int[Tensor, " B"] | None = None
     positions: Int[Tensor, "B T"] | None = None
     documents: Int[Tensor, "B T"] | None = None
-    prefix: Int[Tensor, "B"] | None = None
+    prefix: Int[Tensor, " B"] | None = None
     allowed: Bool[Tensor, "..."] | None = None
 
     def check(self, batch: int, length: int, n_positions: int | None = None) -> None:
@@ -48,6 +48,10 @@ class Layout(NamedTuple):
             check_range("start", self.starts, length + 1, "rows have positions up to")
         if self.lengths is not None and self.starts is not None:
             check_range("start + length", self.starts + self.lengths, length + 1, "rows have positions up to")
+        if self.prefix is not None:
+            check_range("prefix", self.prefix, length + 1, "rows have positions up to")
+            if self.lengths is not None and _on_cpu(self.lengths) and bool((self.prefix > self.lengths).any()):
+                raise InputError("prefix reaches past a row's real tokens; it must be at most the row's length")
         if self.positions is not None and n_positions is not None:
             check_range("position", self.positions, n_positions, "this model has")
         if self.allowed is not None:
@@ -69,7 +73,7 @@ class Layout(NamedTuple):
         real = slots < end[:, None]
         return real if start is None else real & (slots >= start[:, None])
 
-    def span(self, length: int) -> tuple[Int[Tensor, "B"] | None, Int[Tensor, "B"]]:
+    def span(self, length: int) -> tuple[Int[Tensor, " B"] | None, Int[Tensor, " B"]]:
         """First real position (None for 0) and the one after the last, per row."""
         if self.lengths is None:
             assert self.starts is not None, "a span is asked of a layout that has one"
@@ -88,11 +92,15 @@ _FIELDS = {
 
 def check_range(what: str, values: Tensor, n: int, has: str) -> None:
     """Refuse a value outside 0 to n - 1, where looking costs no device wait."""
-    if values.device.type != "cpu" or not values.numel():
+    if not _on_cpu(values):
         return
     low, high = (int(v) for v in torch.aminmax(values))
     if low < 0 or high >= n:
         raise InputError(f"{what} {low if low < 0 else high} is out of range: {has} {n}, 0 to {n - 1}")
+
+
+def _on_cpu(values: Tensor) -> bool:
+    return values.device.type == "cpu" and values.numel() > 0
 
 
 def as_layout(given: Layout | Tensor | None) -> Layout:
@@ -156,10 +164,12 @@ def self_mask(
     )
 
 
-def cross_mask(memory: Layout) -> Mask:
-    """The mask of a decoder that attends to a memory: every real position of it."""
+def cross_mask(memory: Layout, layout: Layout = Layout()) -> Mask:
+    """The mask of a decoder that attends to a memory: every real position of it, of its own document."""
     starts, ends = _key_span(memory)
-    return Mask(starts=starts, ends=ends)
+    if (layout.documents is None) != (memory.documents is None):
+        raise InputError("documents: both source and target must say theirs, or neither")
+    return Mask(starts=starts, ends=ends, query_documents=layout.documents, key_documents=memory.documents)
 
 
 def _key_span(layout: Layout) -> tuple[Tensor | None, Tensor | None]:
@@ -216,7 +226,9 @@ def lower(mask: Mask, t: int, s: int, *, device: torch.device, dtype: torch.dtyp
             return Lowered()
     may = allowed(mask, t, s, device)
     alive = None
-    if may is not None:
+    # Over its own sequence a query sees at least itself, unless lengths or a caller's mask say otherwise.
+    own = t <= s and (mask.causal or mask.window > 0) and mask.query_documents is mask.key_documents
+    if may is not None and not (own and mask.starts is mask.ends is mask.allowed is None):
         alive = may.any(-1, keepdim=True)
         may = may | (~alive & (torch.arange(s, device=device) == 0))
     if mask.slopes is None:

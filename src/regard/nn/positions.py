@@ -8,6 +8,7 @@ left, packed documents and a cache need nothing special.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -46,8 +47,12 @@ class Sinusoidal(nn.Module):
 
     def __init__(self, length: int, d: int, base: float, layout: str):
         super().__init__()
-        self.register_buffer("table", sinusoid(length, d, base, layout), persistent=False)
+        self.make = partial(sinusoid, length, d, base, layout)
+        self.register_buffer("table", self.make(), persistent=False)
         self.table: Tensor
+
+    def reset_parameters(self) -> None:
+        self.table.copy_(self.make())
 
     def forward(self, positions: Int[Tensor, "B T"]) -> Float[Tensor, "B T d"]:
         return self.table[positions]
@@ -59,6 +64,9 @@ class Learned(nn.Module):
     def __init__(self, length: int, d: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(length, d))
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, positions: Int[Tensor, "B T"]) -> Float[Tensor, "B T d"]:
         return nn.functional.embedding(positions, self.weight)
@@ -78,12 +86,16 @@ class Rotary(nn.Module):
 
     def __init__(self, length: int, d_head: int, base: float, layout: str):
         super().__init__()
-        angle = _angles(length, d_head, base)
-        self.register_buffer("cos", angle.cos().float(), persistent=False)
-        self.register_buffer("sin", angle.sin().float(), persistent=False)
+        self.make = partial(_angles, length, d_head, base)
+        self.register_buffer("cos", self.make().cos().float(), persistent=False)
+        self.register_buffer("sin", self.make().sin().float(), persistent=False)
         self.cos: Tensor
         self.sin: Tensor
         self.interleaved = layout == "interleaved"
+
+    def reset_parameters(self) -> None:
+        self.cos.copy_(self.make().cos())
+        self.sin.copy_(self.make().sin())
 
     def forward(self, positions: Int[Tensor, "B T"]) -> Rotation:
         return Rotation(self.cos[positions][:, None], self.sin[positions][:, None], self.interleaved)
@@ -100,7 +112,19 @@ def rotate(x: Float[Tensor, "B H T D"], by: Rotation) -> Float[Tensor, "B H T D"
     return out.to(x.dtype)
 
 
-def alibi_slopes(n_heads: int) -> Float[Tensor, "H"]:
+class Alibi(nn.Module):
+    """A slope for each head."""
+
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.register_buffer("slopes", alibi_slopes(n_heads), persistent=False)
+        self.slopes: Tensor
+
+    def reset_parameters(self) -> None:
+        self.slopes.copy_(alibi_slopes(len(self.slopes)))
+
+
+def alibi_slopes(n_heads: int) -> Float[Tensor, " H"]:
     """ALiBi's slope of each head: a geometric series, filled up from the next power of two.
 
     >>> alibi_slopes(4)

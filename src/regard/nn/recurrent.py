@@ -22,6 +22,7 @@ from regard.nn.cache import KeyValue
 from regard.nn.embed import TokenEmbed
 from regard.nn.heads import pool
 from regard.nn.masks import Layout, Lowered, cross_mask, lower
+from regard.nn.outputs import Encoded
 
 # cuDNN would like each layer's weights in one piece and copies them together at every call: a few megabytes.
 warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
@@ -34,7 +35,7 @@ class RecurrentCache:
         self.state, self.cells, self.cross, self.mask = state, cells, cross, mask
         self.position = torch.zeros(state[0].shape[0], dtype=torch.long, device=state[0].device)
 
-    def check(self, batch_size: int, t: int) -> None:
+    def check(self, batch_size: int, t: int, lengths: Int[Tensor, " B"] | None) -> None:
         if batch_size != self.position.shape[0]:
             raise InputError(f"the cache has {self.position.shape[0]} rows, the ids have {batch_size}")
 
@@ -44,11 +45,11 @@ class RecurrentCache:
             held.copy_(new.detach())
         self.position += by
 
-    def reorder(self, rows: Int[Tensor, "B"]) -> None:
-        """Row i becomes what row rows[i] was."""
+    def reorder(self, rows: Int[Tensor, " B"], *, cross: bool = True) -> None:
+        """Row i becomes what row rows[i] was; with ``cross=False`` the memory it attends to stays."""
         held = [*self.state, *self.cells, self.position]
-        held += [] if self.cross is None else list(self.cross)
-        held += [m for m in (self.mask.bias, self.mask.alive) if m is not None and m.shape[0] > 1]
+        if cross and self.cross is not None:
+            held += [*self.cross, *(m for m in (self.mask.bias, self.mask.alive) if m is not None)]
         for tensor in held:
             tensor.copy_(tensor.index_select(0, rows))
 
@@ -68,8 +69,11 @@ class Cell(nn.Module):
         self.bias_x = nn.Parameter(torch.empty(gates))
         self.bias_h = nn.Parameter(torch.empty(gates))
         self.project = nn.Parameter(torch.empty(d_project, d_hidden)) if d_project else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
         for weight in self.parameters():
-            nn.init.uniform_(weight, -(d_hidden**-0.5), d_hidden**-0.5)
+            nn.init.uniform_(weight, -(self.d_hidden**-0.5), self.d_hidden**-0.5)
 
     def step(
         self, x: Float[Tensor, "B E"], state: Float[Tensor, "B D"], cell: Float[Tensor, "B N"] | None
@@ -126,35 +130,42 @@ class RecurrentTower(nn.Module):
         self.backwards = self._direction(d_in) if config.bidirectional else None
 
     def _direction(self, d_in: int) -> nn.ModuleList:
-        c = self.config
-        widths = [d_in, *[c.d_state] * (c.n_layers - 1)]
-        return nn.ModuleList(Cell(c.cell, d, c.d_hidden, c.d_project) for d in widths)
+        config = self.config
+        widths = [d_in, *[config.d_state] * (config.n_layers - 1)]
+        return nn.ModuleList(Cell(config.cell, d, config.d_hidden, config.d_project) for d in widths)
 
     def attention_layers(self) -> list[str]:
         return [] if self.attn is None else ["0.cross"]
 
     def check(self, ids: Tensor, layout: Layout) -> None:
         layout.check(*ids.shape)
-        if layout.documents is not None or layout.prefix is not None or layout.allowed is not None:
-            raise InputError("documents, prefix and masks are not for recurrent models; give lengths and starts")
+        if ids.shape[1] == 0:
+            raise InputError("ids have no positions: a recurrent model needs at least one token")
+        for name in ("documents", "prefix", "positions", "allowed"):
+            if getattr(layout, name) is not None:
+                raise InputError(f"{name}: not for recurrent models; give lengths and starts")
 
-    def start(
-        self, batch_size: int, max_len: int, hidden: Tensor | None, layout: Layout, summary: Tensor | None
-    ) -> RecurrentCache:
-        """The state before the first token."""
-        c = self.config
-        reference = next(self.forwards.parameters())
-        state = reference.new_zeros(c.n_layers, batch_size, c.d_state)
+    def start(self, batch_size: int, max_len: int, memory: Encoded | None, dtype: torch.dtype) -> RecurrentCache:
+        """The state before the first token. A state has no length: ``max_len`` is for Transformers."""
+        config = self.config
+        device = next(self.parameters()).device
+        state = torch.zeros(config.n_layers, batch_size, config.d_state, dtype=dtype, device=device)
+        cells = torch.zeros(config.n_layers, batch_size, config.d_hidden, dtype=dtype, device=device)
         cross, mask = None, Lowered()
-        if self.bridge is not None and hidden is not None:
-            thought = pool(hidden, "mean", layout) if summary is None else summary
-            state = torch.tanh(self.bridge(thought)).unflatten(-1, (c.n_layers, -1)).transpose(0, 1)
-        if self.attn is not None and hidden is not None:
-            # Copies: a reorder moves them in place, and an identity projection would hand out the memory itself.
-            cross = KeyValue(*(t.clone() for t in self.attn.remember(hidden)))
-            mask = lower(cross_mask(layout), 1, hidden.shape[1], device=hidden.device, dtype=hidden.dtype)
-        cells = [reference.new_zeros(batch_size, c.d_hidden) for _ in range(c.n_layers)] if c.cell == "lstm" else []
-        return RecurrentCache([state[i].contiguous() for i in range(c.n_layers)], cells, cross, mask)
+        if self.bridge is not None and memory is not None:
+            hidden, layout = memory.hidden, memory.layout
+            thought = pool(hidden, "mean", layout) if memory.summary is None else memory.summary
+            state = torch.tanh(self.bridge(thought)).unflatten(-1, (config.n_layers, -1)).transpose(0, 1)
+            if self.attn is not None:
+                # Copies: a reorder moves them in place, and an identity projection hands out the memory itself.
+                cross = KeyValue(*(t.clone() for t in self.attn.remember(hidden)))
+                mask = lower(cross_mask(layout), 1, hidden.shape[1], device=hidden.device, dtype=hidden.dtype)
+        return RecurrentCache(
+            [state[i].contiguous() for i in range(config.n_layers)],
+            list(cells.unbind()) if config.cell == "lstm" else [],
+            cross,
+            mask,
+        )
 
     def forward(
         self,
@@ -164,9 +175,7 @@ class RecurrentTower(nn.Module):
         embed: TokenEmbed | None = None,
         segments: Tensor | None = None,
         cache: RecurrentCache | None = None,
-        hidden: Float[Tensor, "B S M"] | None = None,
-        memory: Layout = Layout(),
-        summary: Float[Tensor, "B M"] | None = None,
+        memory: Encoded | None = None,
         capture: Collection[str] = (),
         collect: list[Tensor] | None = None,
     ) -> tuple[Float[Tensor, "B T C"], dict[str, Attended]]:
@@ -177,9 +186,9 @@ class RecurrentTower(nn.Module):
             out, state, cells, attended = self._steps(x, cache, layout.lengths, capture)
             cache.move(state, cells, x.shape[1] if layout.lengths is None else layout.lengths)
             return out, attended
-        if hidden is not None:
+        if memory is not None:
             # Teacher forcing is decoding with the targets as inputs.
-            cache = self.start(ids.shape[0], ids.shape[1], hidden, memory, summary)
+            cache = self.start(ids.shape[0], ids.shape[1], memory, x.dtype)
             if self.attn is not None:
                 order, back = _real_first(layout, x)
                 out, _, _, attended = self._steps(_take(x, order), cache, None, capture)
@@ -230,7 +239,7 @@ class RecurrentTower(nn.Module):
         self,
         x: Float[Tensor, "B T E"],
         cache: RecurrentCache,
-        lengths: Int[Tensor, "B"] | None,
+        lengths: Int[Tensor, " B"] | None,
         capture: Collection[str],
     ) -> tuple[Float[Tensor, "B T C"], list[Tensor], list[Tensor], dict[str, Attended]]:
         """Token by token from the cached state; a row stops moving where its real tokens end."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -22,30 +22,15 @@ from torch import Tensor, nn
 from regard import config as c
 from regard.config import InputError, ModelConfig, suggest
 from regard.nn.attention import Attended
-from regard.nn.blocks import Stack, make_norm
+from regard.nn.blocks import Block, Stack
 from regard.nn.cache import Cache
 from regard.nn.embed import TokenEmbed, make_embed
 from regard.nn.heads import ContrastiveHead, LabelsHead, Mix, Pair, PooledHead, VocabularyHead
-from regard.nn.masks import Layout, as_layout, cross_mask, self_mask
-from regard.nn.positions import Learned, Rotary, alibi_slopes, joined_positions
+from regard.nn.masks import Layout, Mask, as_layout, cross_mask, self_mask
+from regard.nn.norms import make_norm
+from regard.nn.outputs import Decoded, Encoded
+from regard.nn.positions import Alibi, Rotary, joined_positions
 from regard.nn.recurrent import RecurrentCache, RecurrentTower
-
-
-class Encoded(NamedTuple):
-    """What an encoder hands on: vectors, where they are real, and what was asked for beside them."""
-
-    hidden: Float[Tensor, "B S C"]
-    layout: Layout = Layout()
-    summary: Float[Tensor, "B C"] | None = None
-    attended: dict[str, Attended] = {}
-    layers: tuple[Tensor, ...] = ()
-
-
-class Decoded(NamedTuple):
-    """What a decoder hands on."""
-
-    hidden: Float[Tensor, "B T C"]
-    attended: dict[str, Attended] = {}
 
 
 class Tower(nn.Module):
@@ -60,9 +45,7 @@ class Tower(nn.Module):
         self.rotary = None
         if config.positions.kind == "rotary":
             self.rotary = Rotary(config.n_positions, d_head, config.positions.base, config.positions.layout)
-        slopes = alibi_slopes(config.n_heads) if config.positions.kind == "alibi" else None
-        self.register_buffer("slopes", slopes, persistent=False)
-        self.slopes: Tensor | None
+        self.alibi = Alibi(config.n_heads) if config.positions.kind == "alibi" else None
         self.embed_norm = make_norm(config) if config.embed_norm else None
         self.stack = Stack(config, d_memory)
         self.has_memory = d_memory is not None
@@ -81,19 +64,18 @@ class Tower(nn.Module):
                 f"{t} tokens are more than the {limit} positions of this model; shorten the input or raise max_len"
             )
 
-    def start(
-        self, batch_size: int, max_len: int, hidden: Tensor | None, layout: Layout, summary: Tensor | None = None
-    ) -> Cache:
+    def start(self, batch_size: int, max_len: int, memory: Encoded | None, dtype: torch.dtype) -> Cache:
         """An empty cache of max_len slots a row, with the memory's keys and values already in it."""
         config = self.config
         limit = config.n_positions
         if config.positions.kind != "none" and max_len > limit:
             raise InputError(f"a cache of {max_len} tokens is more than the {limit} positions of this model")
         d_head, d_value = config.head_widths
-        cross = None
-        if hidden is not None:
-            cross = [block.cross_attn.remember(hidden) for block in self.stack.blocks]  # type: ignore[union-attr]
-        reference = next(self.stack.parameters())
+        cross, where = [], Layout()
+        if memory is not None:
+            cross = [cast(Block, block).remember(memory.hidden, dtype) for block in self.stack.blocks]
+            lengths, starts = (None if t is None else t.clone() for t in (memory.layout.lengths, memory.layout.starts))
+            where = Layout(lengths=lengths, starts=starts)
         return Cache(
             config.n_layers,
             batch_size,
@@ -101,10 +83,10 @@ class Tower(nn.Module):
             n_heads=config.n_kv_heads or config.n_heads,
             d_head=d_head,
             d_value=d_value,
-            device=reference.device,
-            dtype=reference.dtype,
+            device=next(self.parameters()).device,
+            dtype=dtype,
             cross=cross,
-            memory=Layout(*(None if t is None else t.clone() for t in (layout.lengths, layout.starts))),
+            memory=where,
         )
 
     def forward(
@@ -115,12 +97,11 @@ class Tower(nn.Module):
         embed: TokenEmbed | None = None,
         segments: Int[Tensor, "B T"] | None = None,
         cache: Cache | None = None,
-        hidden: Float[Tensor, "B S M"] | None = None,
-        memory: Layout = Layout(),
-        summary: Tensor | None = None,
+        memory: Encoded | None = None,
         capture: Collection[str] = (),
         collect: list[Tensor] | None = None,
     ) -> tuple[Float[Tensor, "B T C"], dict[str, Attended]]:
+        """The stack over embedded inputs. ``embed`` is another tower's table where the two share one."""
         config = self.config
         table = self.embed if embed is None else embed
         assert table is not None, "a tower without a table of its own is given one"
@@ -137,24 +118,26 @@ class Tower(nn.Module):
                 x = torch.cat([x, where.expand(x.shape[0], -1, -1)], dim=-1)
         x = x if self.embed_norm is None else self.embed_norm(x)
         x = F.dropout(x, config.embed_dropout, self.training)
-        if torch.is_autocast_enabled(x.device.type):
-            # The residual stream is carried at the autocast width: half the traffic between the products.
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        if autocast_dtype(x) == torch.bfloat16:
+            # The residual stream is carried in bfloat16: half the traffic between the products. float16 could overflow.
+            x = x.to(torch.bfloat16)
         if collect is not None:
             collect.append(x)
-        mask = self_mask(
-            layout if cache is None else Layout(prefix=layout.prefix),
-            causal=config.causal,
-            slopes=self.slopes,
-            slots=slots,
-        )
+        slopes = None if self.alibi is None else self.alibi.slopes
+        if cache is not None:
+            # The cache knows what is real; beside that only a prefix counts.
+            mask = self_mask(Layout(prefix=layout.prefix), causal=config.causal, slopes=slopes, slots=slots)
+            memory_mask = cross_mask(cache.memory)
+        else:
+            mask = self_mask(layout, causal=config.causal, slopes=slopes)
+            memory_mask = Mask() if memory is None else cross_mask(memory.layout, layout)
         out = self.stack(
             x,
             mask=mask,
             rotation=None if self.rotary is None else self.rotary(positions),
             cache=cache,
-            memory=hidden,
-            memory_mask=cross_mask(memory if cache is None else cache.memory),
+            memory=None if memory is None else memory.hidden,
+            memory_mask=memory_mask,
             capture=capture,
             collect=collect,
         )
@@ -262,42 +245,37 @@ class Transformer(nn.Module):
         decoder, layout = self.decoder, as_layout(layout)
         if decoder is None:
             raise InputError("this model has no decoder; call encode")
-        if self.encoder is not None and memory is None and cache is None:
+        if self.encoder is not None and (memory is None) == (cache is None):
             raise InputError("this decoder attends to an encoder's output: give the memory, or a cache started with it")
         embed = self._decoder_embed()
         _check(decoder, embed, ids, layout, None, capture)
         if cache is not None and not torch.compiler.is_compiling():
-            cache.check(ids.shape[0], ids.shape[1])
+            cache.check(ids.shape[0], ids.shape[1], layout.lengths)
             for name in ("starts", "documents", "allowed"):
                 if getattr(layout, name) is not None:
-                    raise InputError(
-                        f"{name}: not with a cache, whose rows are filled from the left; give lengths alone"
-                    )
-        memory = memory or Encoded(None, Layout())  # type: ignore[arg-type]
-        hidden, attended = decoder(
-            ids,
-            layout,
-            embed=embed,
-            cache=cache,
-            hidden=memory.hidden if cache is None else None,
-            memory=memory.layout,
-            summary=memory.summary,
-            capture=capture,
-        )
+                    raise InputError(f"{name}: not with a cache, whose rows are filled from the left; give lengths")
+        hidden, attended = decoder(ids, layout, embed=embed, cache=cache, memory=memory, capture=capture)
         return Decoded(hidden, attended)
 
     @torch.no_grad()
     def start(
-        self, memory: Encoded | None = None, *, batch_size: int | None = None, max_len: int
+        self,
+        memory: Encoded | None = None,
+        *,
+        batch_size: int | None = None,
+        max_len: int,
+        dtype: torch.dtype | None = None,
     ) -> Cache | RecurrentCache:
-        """A cache to decode from: its rows are the memory's, or ``batch_size`` of them."""
+        """A cache to decode from: its rows are the memory's, or ``batch_size`` of them; in the model's own dtype, or
+        in that of autocast, or as told."""
         if self.decoder is None:
             raise InputError("this model has no decoder, and so no cache")
         if memory is None and (self.encoder is not None or batch_size is None):
             raise InputError("start needs the encoder's memory, or for a decoder alone a batch_size")
-        if memory is None:
-            return self.decoder.start(batch_size, max_len, None, Layout(), None)  # type: ignore[arg-type]
-        return self.decoder.start(memory.hidden.shape[0], max_len, memory.hidden, memory.layout, memory.summary)
+        rows = batch_size if memory is None else memory.hidden.shape[0]
+        assert rows is not None
+        table = self._decoder_embed().weight
+        return self.decoder.start(rows, max_len, memory, dtype or autocast_dtype(table) or table.dtype)
 
     def logits(self, hidden: Float[Tensor, "B T C"], layout: Layout | Tensor | None = None) -> Tensor:
         """The head over a tower's output: (B, T, V), (B, T, L), (B, L), or (B, T, 2, V) for a bidirectional
@@ -306,7 +284,8 @@ class Transformer(nn.Module):
             if hidden.shape[-1] != self.config.d_scored:
                 hidden = hidden.unflatten(-1, (2, -1))  # (B, T, 2, C)
             return self.head(hidden, self.vocabulary_table())
-        assert isinstance(self.head, LabelsHead | PooledHead)
+        if isinstance(self.head, ContrastiveHead):
+            raise InputError("two encoders have no logits of one input; call the model with both")
         return self.head(hidden, as_layout(layout))
 
     def forward(
@@ -331,7 +310,7 @@ class Transformer(nn.Module):
             raise InputError(f"a model of shape {self.config.shape} takes two inputs; the second is missing")
         first = self.encode(inputs, layout, segments=segments)
         if self.config.shape == "encoder-decoder":
-            return self.logits(self.decode(target, first, layout=target_layout).hidden)
+            return self.logits(self.decode(target, first, layout=target_layout).hidden, target_layout)
         text = self.encode_text(target, target_layout)
         assert isinstance(self.head, ContrastiveHead)
         return self.head(first.hidden, text.hidden, first.layout, text.layout)
@@ -350,7 +329,8 @@ class Transformer(nn.Module):
 
     def vocabulary_table(self) -> Float[Tensor, "V C"]:
         """The matrix that scores the vocabulary: the head's own, or the token table it is tied to."""
-        assert isinstance(self.head, VocabularyHead)
+        if not isinstance(self.head, VocabularyHead):
+            raise InputError(f"this model has no vocabulary head, but one of kind {self.config.head.kind!r}")
         if self.head.weight is not None:
             return self.head.weight
         embed = self._decoder_embed() if self.decoder is not None else self.encoder.embed  # type: ignore[union-attr]
@@ -370,17 +350,29 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Draw every weight anew, as the configuration says."""
+        """Draw every weight anew, as the configuration says, and compute every fixed table: a model built on the
+        meta device and given memory (``to_empty``) is then as good as a new one."""
+        for module in self.modules():
+            if module is not self and hasattr(module, "reset_parameters"):
+                module.reset_parameters()  # type: ignore[operator]
         for tower in (self.encoder, self.decoder, self.text):
-            if tower is not None:
+            if isinstance(tower, Tower):
                 _reset_tower(tower)
         std = getattr(self.config.last, "init_std", None)
         for module in (self.head, self.pair_head):
             for layer in module.modules() if module is not None else ():
                 if isinstance(layer, nn.Linear):
                     _reset_linear(layer, std)
-        if isinstance(self.head, VocabularyHead) and self.head.weight is not None:
-            nn.init.normal_(self.head.weight, std=std or self.head.weight.shape[1] ** -0.5)
+        if isinstance(self.head, VocabularyHead) and self.head.weight is not None and std is not None:
+            nn.init.normal_(self.head.weight, std=std)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast would compute in where x is; None where it is off."""
+    device = x.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
 
 
 def _check(tower, embed, inputs: Tensor, layout: Layout, segments, capture: Collection[str]) -> None:
@@ -404,28 +396,21 @@ def _reset_linear(layer: nn.Linear, std: float | None) -> None:
         nn.init.zeros_(layer.bias)
 
 
-def _reset_tower(tower: Tower | RecurrentTower) -> None:
-    config = tower.config
-    std = config.init_std if isinstance(config, c.Stack) else None
-    if isinstance(tower.embed, TokenEmbed):
-        # Scaled embeddings start at unit length after the scaling, as the paper's code has them.
-        nn.init.normal_(tower.embed.weight, std=std or config.d_input**-0.5)
-        if tower.embed.segments is not None:
-            nn.init.normal_(tower.embed.segments, std=std or 0.02)
-    if isinstance(tower, RecurrentTower):
-        return  # torch's own draws: uniform within one over the square root of the width
-    assert isinstance(config, c.Stack)
-    if isinstance(tower.positions, Learned):
-        nn.init.normal_(tower.positions.weight, std=std or 0.02)
-    class_token = getattr(tower.embed, "class_token", None)
-    if class_token is not None:
-        nn.init.normal_(class_token, std=std or 0.02)
+def _reset_tower(tower: Tower) -> None:
+    """A Transformer tower's projections, and its embeddings where they have a deviation of their own."""
+    config, std = tower.config, tower.config.init_std
     for layer in tower.modules():
         if isinstance(layer, nn.Linear):
             _reset_linear(layer, std)
-    if std is not None and config.norm_order == "pre":
+    if std is None:
+        return
+    embed = tower.embed
+    for weight in (embed and getattr(embed, "weight", None), embed and getattr(embed, "segments", None)):
+        if weight is not None:
+            nn.init.normal_(weight, std=std)
+    if config.norm_order == "pre":
         for block in tower.stack.blocks:
-            for branch in (block.self_attn, block.cross_attn):
-                if branch is not None:
-                    branch.out.weight /= math.sqrt(2 * config.n_layers)  # type: ignore[union-attr]
-            block.mlp.down.weight /= math.sqrt(2 * config.n_layers)  # type: ignore[union-attr]
+            for name in ("self_attn.out", "cross_attn.out", "mlp.down"):
+                branch, _, last = name.partition(".")
+                if getattr(block, branch) is not None:
+                    getattr(getattr(block, branch), last).weight /= math.sqrt(2 * config.n_layers)

@@ -12,6 +12,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.nn.transformer import autocast_dtype
+
+# A GPU's matrix units want rows that are a multiple of this wide; GPT-2 has 50,257 tokens.
+ROW_MULTIPLE = {"cuda": 64}
 # Scores at a time: what fills a GPU (0.8 GB in bfloat16), and what stays in a CPU's cache.
 CHUNK = {"cuda": 2**28 + 2**27, "cpu": 2**21}
 
@@ -21,7 +25,7 @@ def token_loss(
     table: Float[Tensor, "V C"],
     targets: Int[Tensor, "*N"],
     *,
-    bias: Float[Tensor, "V"] | None = None,
+    bias: Float[Tensor, " V"] | None = None,
     smoothing: float = 0.0,
     chunk: int | None = None,
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
@@ -37,7 +41,7 @@ def token_loss(
     """
     hidden, targets = hidden.flatten(0, -2), targets.flatten()
     device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    dtype = autocast_dtype(hidden) or hidden.dtype
     if chunk is None:
         chunk = max(1, CHUNK.get(device, CHUNK["cpu"]) // table.shape[0])
     total = _ChunkedLoss.apply(hidden, table, bias, targets, smoothing, chunk, dtype)
@@ -51,8 +55,7 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(ctx, hidden, table, bias, targets, smoothing: float, chunk: int, dtype: torch.dtype):
         wants_gradient = any(ctx.needs_input_grad[:3])
         n_tokens = table.shape[0]
-        # A GPU's matrix units want rows that are a multiple of 64 wide; GPT-2 has 50,257 tokens.
-        extra = -n_tokens % 64 if table.is_cuda else 0
+        extra = -n_tokens % ROW_MULTIPLE.get(table.device.type, 1)
         wide = F.pad(table.to(dtype), (0, 0, 0, extra))  # (V + extra, C)
         x = hidden.to(dtype)
         full = torch.promote_types(dtype, torch.float32)
@@ -91,9 +94,9 @@ class _ChunkedLoss(torch.autograd.Function):
                 part = (change.T @ rows).to(full)
                 d_table = part if d_table is None else d_table + part
         if wants_gradient:
-            assert d_table is not None, "a loss has at least one position"
-            whole = torch.cat(d_hidden).to(hidden.dtype)
-            ctx.save_for_backward(whole, d_table[:n_tokens].to(table.dtype), d_bias)
+            whole = torch.cat(d_hidden).to(hidden.dtype) if d_hidden else torch.zeros_like(hidden)
+            d_table = torch.zeros_like(table) if d_table is None else d_table[:n_tokens].to(table.dtype)
+            ctx.save_for_backward(whole, d_table, d_bias)
         return total
 
     @staticmethod

@@ -1,0 +1,336 @@
+"""The worked example: attention in six steps, with every number.
+
+    1 inputs   2 queries, keys, values   3 scores   4 scaling   5 softmax   6 weighted sum
+
+:func:`walk` runs a model, asks one of its layers what it attended with, and sets the steps of one head out; it computes
+no attention of its own. What comes back prints as tables (``page.py``), in a terminal and in a pipe, and turns into
+plain values for JSON. torch is imported when a model runs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from regard.config import InputError, ModelConfig, Pooled, Positions, Stack, Tokens, Tower
+from regard.look.page import as_text, walk_page
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from torch import Tensor
+
+    from regard.nn import Attended, Transformer
+
+# Small enough for every number to be seen; queries narrower than inputs, so that the shapes can be told apart;
+# parameters spread wide enough for the softmax to choose.
+SMALL = ModelConfig(
+    encoder=Stack(
+        input=Tokens(vocab_size=512),
+        positions=Positions(kind="sinusoidal"),
+        max_len=512,
+        d_model=4,
+        n_layers=1,
+        n_heads=1,
+        d_head=3,
+        d_ff=8,
+        bias=False,
+        init_std=0.7,
+    ),
+    head=Pooled(pool="mean"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Walk:
+    """The six steps of one attention head. Rows are queries (T), columns of scores and weights are keys (S).
+
+    ``scores`` and ``scaled`` are minus infinity where the mask forbids to look; ``outputs`` is the head's own part,
+    before the layer joins its heads. In cross-attention ``key_tokens`` are the source's and ``memory`` is what the
+    encoder made of them; in self-attention the keys are the tokens and there is no memory.
+
+    >>> steps = walk("I am a student")
+    >>> steps.tokens, tuple(steps.weights.shape)
+    (('I', 'am', 'a', 'student'), (4, 4))
+    """
+
+    tokens: tuple[str, ...]
+    key_tokens: tuple[str, ...]
+    layer: str
+    head: int
+    config: Tower
+    note: str
+    inputs: Tensor  # (T, C)
+    memory: Tensor | None  # (S, M)
+    q: Tensor  # (T, D)
+    k: Tensor  # (S, D)
+    v: Tensor  # (S, E)
+    scale: float
+    scores: Tensor  # (T, S)
+    scaled: Tensor  # (T, S)
+    weights: Tensor  # (T, S)
+    outputs: Tensor  # (T, E)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; None where the mask forbids to look.
+
+        >>> walk("I am").to_dict()["tokens"]
+        ['I', 'am']
+        """
+        names = ("tokens", "key_tokens", "layer", "head", "scale", "note")
+        tensors = ("inputs", "memory", "q", "k", "v", "scores", "scaled", "weights", "outputs")
+        return {name: _plain(getattr(self, name)) for name in names + tensors}
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def __rich__(self) -> Group:
+        return walk_page(self)
+
+
+def _plain(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [[x if math.isfinite(x) else None for x in row] for row in value.tolist()]
+    return list(value) if isinstance(value, tuple) else value
+
+
+def walk(
+    text: str | Sequence[str] | Sequence[int] | Tensor,
+    *,
+    target: str | Sequence[str] | Sequence[int] | Tensor | None = None,
+    model: Transformer | ModelConfig | None = None,
+    layer: str | int | None = None,
+    head: int = 0,
+    tokens: Sequence[str] | None = None,
+    target_tokens: Sequence[str] | None = None,
+    seed: int = 0,
+) -> Walk:
+    """The six steps of one attention head over a text.
+
+    The input may be a text, a list of words or ids, or the tensor that the model takes (one row). Words get ids in the
+    order of their first appearance, for there is no tokenizer here; ``tokens`` says what ids are to be called.
+
+    ``model`` may be a Transformer, or a configuration whose parameters are then drawn from ``seed``; without one, a
+    tiny encoder is drawn. ``layer`` is a name out of ``model.attention_layers()``, with its tower in front where two
+    have it ("decoder.0.self"), or a number for a self-attention. A decoder over an encoder reads ``target`` as well.
+
+    >>> steps = walk("I am a student")
+    >>> steps.weights[0]  # what "I" looks at
+    tensor([0.1192, 0.3827, 0.3531, 0.1450])
+
+    >>> from regard import presets
+    >>> steps = walk("je suis ici", target="I am", model=presets.tiny_encoder_decoder(), layer="1.cross", head=2)
+    >>> steps.tokens, steps.key_tokens
+    (('I', 'am'), ('je', 'suis', 'ici'))
+    """
+    source = _read(text, tokens, "text")
+    wanted = None if target is None else _read(target, target_tokens, "target")
+    if model is None or isinstance(model, ModelConfig):
+        model, note = _draw(model, seed), f"Parameters: drawn from seed {seed}, not trained."
+    else:
+        note = f"Parameters: the given model's, {model.n_parameters():,} of them."
+    if source.words or (wanted is not None and wanted.words):
+        note += " Ids: 0, 1, 2 ... for each new word."
+    tower, layer = _find(model, layer, words=source.words)
+    config: Tower = getattr(model.config, tower)
+    n_heads = getattr(config, "n_heads", 1)
+    if not isinstance(head, int) or not 0 <= head < n_heads:
+        its = "its only head is 0" if n_heads == 1 else f"its heads are 0 to {n_heads - 1}"
+        raise InputError(f"head ({head}) is not in layer {layer}; {its}")
+    _check_reads(model, tower, words=source.words, target=wanted is not None)
+
+    attended, memory = _run(model, tower, layer, source.row, None if wanted is None else wanted.row)
+    step = _of_head(attended, head)
+    asks = source if wanted is None else wanted
+    cross = layer.endswith(".cross")
+    names = _named("tokens" if wanted is None else "target_tokens", asks.names, len(step["q"]))
+    return Walk(
+        tokens=names,
+        key_tokens=_named("tokens", source.names, len(step["k"])) if cross else names,
+        layer=layer if len(model.attention_layers()) == 1 else f"{tower}.{layer}",
+        head=head,
+        config=config,
+        note=note,
+        memory=memory if cross else None,
+        scale=attended.scale,
+        **step,
+    )
+
+
+# -- what the caller gave ---------------------------------------------------------------
+
+
+class Given(NamedTuple):
+    """An input as a model takes it, and what its tokens are called (None: they have no names)."""
+
+    row: Tensor  # (1, T) of ids, or pixels or vectors
+    names: Sequence[str] | None
+    words: bool = False  # given as words, not as what the model takes
+
+
+def _read(given: Any, names: Sequence[str] | None, what: str) -> Given:
+    import torch
+
+    if isinstance(given, torch.Tensor):
+        row = given[None] if given.dim() == 1 else given
+        if row.dim() == 0 or row.shape[0] != 1 or not row.numel():
+            raise InputError(f"{what} of shape {tuple(given.shape)} must be one row with something in it")
+        are_ids = row.dim() == 2 and not row.is_floating_point()
+        return Given(row, names or ([str(i) for i in row[0].tolist()] if are_ids else None))
+    items = given.split() if isinstance(given, str) else list(given)
+    if not items:
+        raise InputError(f"{what} ({given!r}) is empty; give at least one word")
+    if all(isinstance(item, str) for item in items):
+        number = {word: i for i, word in enumerate(dict.fromkeys(items))}
+        return Given(torch.tensor([[number[word] for word in items]]), names or items, words=True)
+    if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+        return Given(torch.tensor([items]), names or [str(i) for i in items])
+    raise InputError(f"{what} must be a text, a list of words, a list of ids or a tensor, not a mixture")
+
+
+def _named(what: str, names: Sequence[str] | None, n: int) -> tuple[str, ...]:
+    """The names of n positions: as given, or their numbers."""
+    if names is None:
+        return tuple(str(i + 1) for i in range(n))
+    if len(names) != n:
+        raise InputError(f"{what} ({len(names)} names) must name each of the {n} positions")
+    return tuple(names)
+
+
+def _find(model: Transformer, layer: str | int | None, *, words: bool) -> tuple[str, str]:
+    """The tower and the name of a layer: "1.cross", "decoder.0.self", "3" or 3."""
+    known = model.attention_layers()
+    if layer is None:  # the first there is
+        layer = next((names[0] for names in known.values() if names), "0.self")
+    tower, _, name = str(layer).partition(".")
+    towers, name = ([tower], name) if tower in known else (list(known), str(layer))
+    name = f"{name}.self" if name.isdigit() else name
+    found = [tower for tower in towers if name in known[tower]]
+    if not found:
+        each = [
+            f"{tower} {' to '.join(dict.fromkeys((names[0], names[-1])))}" for tower, names in known.items() if names
+        ]
+        raise InputError(f"layer ({str(layer)!r}) is not in this model; it has {', '.join(each) or 'no attention'}")
+    if words:  # they go to the tower that reads words: of CLIP's two encoders, the second
+        found.sort(key=lambda tower: not isinstance(getattr(model.config, tower).input, Tokens))
+    return found[0], name
+
+
+def _check_reads(model: Transformer, tower: str, *, words: bool, target: bool) -> None:
+    """Refuse words for a tower of images, a missing target, and one that nobody reads."""
+    reader = "encoder" if tower == "decoder" and model.encoder is not None else tower
+    kind = getattr(model.config, reader).input.kind
+    if words and kind != "tokens":
+        what = "vectors" if kind == "vector" else "images"
+        raise InputError(f"text: the {reader} of this model reads {what}, not words; give its tensor from Python")
+    if reader != tower and not target:
+        raise InputError("target: this decoder writes a target while it reads the text; give both")
+    if reader == tower and target:
+        raise InputError(f"target: only a decoder that reads an encoder has one; this layer is the {tower}'s")
+
+
+# -- what the model says ----------------------------------------------------------------
+
+
+def _draw(config: ModelConfig | None, seed: int) -> Transformer:
+    """A model with weights from a seed, leaving the caller's random numbers alone."""
+    import torch
+
+    from regard.nn import Transformer
+
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise InputError(f"seed ({seed!r}) must be a whole number from 0 up, below 2**63")
+    config = SMALL if config is None else config
+    with torch.device("meta"):
+        _check_fits(Transformer(config).n_parameters())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Transformer(config)
+
+
+def _check_fits(n: int) -> None:
+    """Refuse a model that this machine cannot hold, rather than be killed half-way."""
+    if not hasattr(os, "sysconf"):  # Windows: no simple way to ask
+        return
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 4 * n > memory:
+        raise InputError(
+            f"model: {n:,} parameters need {4 * n / 2**30:,.0f} GiB, this machine has {memory / 2**30:,.0f};"
+            " choose a smaller size or fewer layers"
+        )
+
+
+def _run(
+    model: Transformer, tower: str, layer: str, source: Tensor, target: Tensor | None
+) -> tuple[Attended, Tensor | None]:
+    """Run the model as far as the layer's tower; what the layer attended with, and the memory that a target is for."""
+    device = next(model.parameters()).device
+    source = source.to(device)
+    with _quiet(model):
+        if target is not None:
+            memory = model.encode(source)
+            ran = model.decode(target.to(device), memory, capture=[layer])
+            return ran.attended[layer], _own(memory.hidden[0])
+        run = {"encoder": model.encode, "text": model.encode_text, "decoder": model.decode}[tower]
+        return run(source, capture=[layer]).attended[layer], None
+
+
+@contextmanager
+def _quiet(model: Transformer) -> Iterator[None]:
+    """No dropout and no gradients inside; every module is in its own mode again afterwards."""
+    import torch
+
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _of_head(attended: Attended, head: int) -> dict[str, Tensor]:
+    """The tensors of one head, from what its layer attended with."""
+    from regard.nn import score
+
+    group = head // (attended.q.shape[1] // attended.k.shape[1])
+    q, k, v = _own(attended.q[0, head]), _own(attended.k[0, group]), _own(attended.v[0, group])
+    w = None if attended.w is None else _own(attended.w[head : head + 1])
+    penalty = _penalty(attended, head)
+    scores = score(q[None, None], k[None, None], 1.0, w)[0, 0]
+    weights = _own(attended.weights([head])[0, 0])
+    return {
+        "inputs": _own(attended.x[0]),
+        "q": q,
+        "k": k,
+        "v": v,
+        "scores": scores.masked_fill(penalty == -math.inf, -math.inf),
+        "scaled": scores * attended.scale + penalty,
+        "weights": weights,
+        "outputs": weights @ v,
+    }
+
+
+def _penalty(attended: Attended, head: int) -> Tensor:
+    """What the mask adds to a head's scores: nothing, minus infinity, or ALiBi's penalty for distance."""
+    import torch
+
+    t, s = attended.q.shape[2], attended.k.shape[2]
+    bias = attended.mask.bias
+    if attended.mask.is_causal:
+        bias = torch.ones(1, 1, t, s, dtype=torch.bool).tril()
+    if bias is None:
+        return torch.zeros(t, s)
+    bias = bias[0, head if bias.shape[1] > 1 else 0].cpu().expand(t, s)
+    return torch.zeros(t, s).masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else bias.float()
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """As it is shown: on this machine, in single precision, and no part of a graph."""
+    return tensor.detach().float().cpu()
