@@ -6,11 +6,23 @@ import sys
 import pytest
 
 from regard import presets
-from regard.config import ConfigError, Contrastive, Grid, Labels, ModelConfig, Patches, Pooled, Positions, Vocabulary
+from regard.config import (
+    ConfigError,
+    Contrastive,
+    Grid,
+    Labels,
+    ModelConfig,
+    Patches,
+    Pooled,
+    Positions,
+    Vector,
+    Vocabulary,
+)  # fmt: skip
 
 GOOD = presets.tiny_decoder()
 STACK = GOOD.decoder
 PAIR = presets.tiny_encoder_decoder()
+GRU, LSTM = presets.tiny_bahdanau(), presets.tiny_lstm()
 
 
 def problems(config) -> list[str]:
@@ -58,7 +70,7 @@ def decoder(**changes):
         ),
         (
             presets.tiny_vit(input=Patches(image_size=15, patch_size=3, class_token=False)),
-            "head.pool ('class') needs input.class_token; or pool = 'mean'",
+            "head.pool ('class') needs a class token, which patches without one have not; or pool = 'mean'",
         ),
         (presets.tiny_vit(input=Grid(image_size=10, widths=(3, 5))), "encoder.input: image_size (10) must be divisible by 2 ** the number of stages (4); try 8 or 12"),
         (
@@ -75,6 +87,35 @@ def decoder(**changes):
         ),
         (presets.tiny_encoder(head=Labels(n_labels=0)), "head: n_labels (0) must be at least 1"),
         (GOOD.replace(pair_head=Pooled(n_labels=2)), "pair_head: a second, pooled head goes with an encoder alone"),
+        (decoder(positions=Positions(kind="alibi", base=1.0)), "decoder.positions: base (1.0) must be above 1; the paper has 10000"),
+        (decoder(positions=Positions(kind="learned", join="concat", d_position=29)), "decoder: d_position (29) must be below d_model (29)"),
+        (decoder(positions=Positions(kind="learned", join="concat", d_position=0)), "decoder.positions: d_position (0) must be at least 1"),
+        (decoder(input=Patches(image_size=15, patch_size=3)), "decoder.input (kind 'patches') must be tokens"),
+        (presets.tiny_clip().replace(decoder=STACK), "text: a second encoder goes with an encoder and without a decoder"),
+        (PAIR.replace(head=Contrastive(d_embed=5)), "head (kind 'contrastive') does not fit a decoder"),
+        (presets.tiny_clip().replace(head=Labels(n_labels=5)), "head (kind 'labels'): a contrastive head and a text encoder need each other"),
+        (presets.tiny_clip().replace(head=Contrastive(d_embed=0)), "head: d_embed (0) must be at least 1"),
+        (presets.tiny_clip().replace(head=Contrastive(d_embed=5, temperature=0.0)), "head: temperature (0.0) must be above 0; CLIP starts at 0.07"),
+        (presets.tiny_vit().replace(head=Vocabulary()), "head (kind 'vocabulary') needs tokens under it, not patches"),
+        (presets.tiny_vit(input=Grid(image_size=12, widths=())), "encoder.input: widths ([]) must name at least one stage, each at least 1 wide"),
+        (presets.tiny_vit(input=Vector(d_vector=5, n_slots=1)), "encoder.input: n_slots (1) must be at least 2"),
+        (presets.tiny_tagger().replace(head=Labels(n_labels=5, dropout=1.0)), "head: dropout (1.0) must be at least 0 and below 1"),
+        (presets.tiny_captioner().replace(share_embeddings=True), "share_embeddings (True) needs tokens on both sides"),
+        (
+            PAIR.replace(decoder=PAIR.decoder.replace(input=PAIR.encoder.input, d_model=31), share_embeddings=True),
+            "share_embeddings (True) needs one width, not 29 and 31",
+        ),
+        (ModelConfig(decoder=GRU.decoder, head=Vocabulary(tied=False)), "decoder.score ('additive') needs an encoder to attend to"),
+        (GRU.replace(decoder=GRU.decoder.replace(d_attention=None)), "decoder: d_attention (None) must say how wide the additive score's hidden layer is"),
+        (GRU.replace(decoder=GRU.decoder.replace(n_layers=2)), "decoder: score ('additive') needs one forward GRU layer, Bahdanau's decoder"),
+        (GRU.replace(decoder=GRU.decoder.replace(cell="lstm")), "decoder: score ('additive') needs one forward GRU layer, Bahdanau's decoder"),
+        (GRU.replace(encoder=GRU.encoder.replace(d_project=5)), "encoder: d_project (5) needs cell 'lstm', not 'gru'"),
+        (LSTM.replace(decoder=LSTM.decoder.replace(d_hidden=0)), "decoder: d_hidden (0) must be at least 1"),
+        (LSTM.replace(decoder=LSTM.decoder.replace(dropout=1.0)), "decoder: dropout (1.0) must be at least 0 and below 1"),
+        (decoder(n_layers=-1), "decoder: n_layers (-1) must be at least 0"),
+        (presets.tiny_vit(input=Grid(image_size=12, widths=(5, 7))), "head.pool ('class') needs a class token, which a grid has not; or pool = 'mean'"),
+        (PAIR.replace(decoder=PAIR.decoder.replace(input=PAIR.encoder.input.replace(scale=False)), share_embeddings=True), "share_embeddings (True) needs one scale and n_segments on both sides"),
+        (GRU.replace(encoder=presets.tiny_bahdanau("dot").decoder), "encoder.score ('dot') must be left out: an encoder has nothing to attend to"),
     ],
 )  # fmt: skip
 def test_each_rule(config, line):
@@ -104,6 +145,7 @@ def test_unknown_keys_wrong_types_and_broken_rules_are_raised_together():
         (lambda d: d["decoder"].update(d_ff=True), "decoder.d_ff (True) must be a whole number"),
         (lambda d: d["decoder"].update(norm="batch"), "decoder.norm ('batch') must be one of layer, rms"),
         (lambda d: d["decoder"].update(windows=3), "decoder.windows (3) must be a list"),
+        (lambda d: d["decoder"].update(kind=[]), "decoder.kind ([]) must be one of transformer, recurrent"),
         (lambda d: d["decoder"].update(kind="cnn"), "decoder.kind ('cnn') must be one of transformer, recurrent"),
         (lambda d: d.update(decoder=7), "decoder (7) must be a table of keys"),
         (lambda d: d["decoder"]["input"].pop("kind"), "decoder.input.kind (None) must be one of tokens, patches, grid, vector"),
@@ -155,7 +197,7 @@ def test_a_whole_number_serves_as_a_number_and_null_as_none():
             presets.tiny_clip().replace(
                 encoder=presets.tiny_vit(input=Patches(image_size=15, patch_size=3, class_token=False)).encoder
             ),
-            "head.pool ('class') needs input.class_token; or pool = 'mean'",
+            "head.pool ('class') needs a class token, which patches without one have not; or pool = 'mean'",
         ),
     ],
 )

@@ -87,6 +87,9 @@ def test_toml_may_change_the_kind_of_a_part(tmp_path):
         ({"preset": "gpt1", "size": "small"}, "size: unknown key"),
         ({"preset": "gpt2", "decoder": {"n_layer": 3}}, "decoder.n_layer: unknown key; did you mean n_layers?"),
         ({}, "head: missing"),
+        ({"preset": "gpt2", "size": 3}, "gpt2 size (3) is not known"),
+        ({"preset": "gpt2", "size": [3]}, "size ([3]) must be a number or text"),
+        ({"preset": "tiny_decoder", "changes": 3}, "changes: unknown key"),
         (3, "model (3) must be a table"),
     ],
 )

@@ -488,6 +488,8 @@ class ModelConfig(Node):
                 yield "decoder.bidirectional (True) must be false: a decoder may not see the future"
             if not isinstance(head, Vocabulary | Pooled | Labels):
                 yield f"head (kind {head.kind!r}) does not fit a decoder"
+        if isinstance(encoder, Recurrent) and encoder.score is not None:
+            yield f"encoder.score ({encoder.score!r}) must be left out: an encoder has nothing to attend to"
         if isinstance(decoder, Recurrent):
             if encoder is None and decoder.score is not None:
                 yield f"decoder.score ({decoder.score!r}) needs an encoder to attend to"
@@ -512,9 +514,11 @@ class ModelConfig(Node):
                     f"head.tied (True) needs token vectors as wide ({last.d_input}) as what is scored"
                     f" ({self.d_scored}); set tied = false"
                 )
-        no_class = isinstance(last.input, Patches) and not last.input.class_token
-        if isinstance(head, Pooled | Contrastive) and head.pool == "class" and no_class:
-            yield "head.pool ('class') needs input.class_token; or pool = 'mean'"
+        if isinstance(head, Pooled | Contrastive) and head.pool == "class":
+            if isinstance(last.input, Patches) and not last.input.class_token:
+                yield "head.pool ('class') needs a class token, which patches without one have not; or pool = 'mean'"
+            if isinstance(last.input, Grid):
+                yield "head.pool ('class') needs a class token, which a grid has not; or pool = 'mean'"
         if self.shape != "encoder":
             if self.pair_head is not None:
                 yield "pair_head: a second, pooled head goes with an encoder alone"
@@ -559,6 +563,8 @@ def _shared_table_problems(encoder: Tower | None, decoder: Tower | None) -> Iter
             f"share_embeddings (True) needs one vocabulary, not {encoder.input.vocab_size}"
             f" and {decoder.input.vocab_size}"
         )
+    elif (encoder.input.scale, encoder.input.n_segments) != (decoder.input.scale, decoder.input.n_segments):
+        yield "share_embeddings (True) needs one scale and n_segments on both sides"
     elif encoder.d_input != decoder.d_input:
         yield f"share_embeddings (True) needs one width, not {encoder.d_input} and {decoder.d_input}"
 
@@ -639,7 +645,7 @@ def _read_one_of(options: list[Any], value: Any, path: str, problems: list[str])
     kind = value.get("kind") if isinstance(value, dict) else None
     if kind is None and "transformer" in kinds:
         kind = "transformer"
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         problems.append(f"{path}.kind ({kind!r}) must be one of {', '.join(kinds)}")
         return _BROKEN
     return _read_node(kinds[kind], value, path, problems)

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from regard import presets
 from regard.config import Labels, ModelConfig, Patches, Pooled, Positions, Recurrent, Stack, Tokens, Vector, Vocabulary
-from regard.nn import Layout, Pair, Transformer
+from regard.nn import Encoded, Layout, Pair, Transformer
 
 B, T, S = 3, 7, 11  # rows, target length, source length
+EXACT = {"atol": 1e-10, "rtol": 1e-8}
 
 TINY = {name: presets.preset(name) for name in presets.names() if name.startswith("tiny_")}
 
@@ -40,6 +41,7 @@ VARIANTS = {
     ),
     "pooled translator": presets.tiny_encoder_decoder().replace(head=Pooled(n_labels=5, pool="mean")),
     "labelled translator": presets.tiny_encoder_decoder().replace(head=Labels(n_labels=5)),
+    "gru over a transformer": presets.tiny_bahdanau().replace(encoder=presets.tiny_encoder_decoder().encoder),
     "mean pooled": presets.tiny_encoder(head=Pooled(n_labels=5, pool="mean")),
     "end pooled decoder": presets.tiny_decoder().replace(head=Pooled(n_labels=5, pool="end")),
     "mixed layers": presets.tiny_encoder(head=Labels(n_labels=5, mix=True)),
@@ -139,3 +141,19 @@ def outputs(out: Tensor | Pair) -> Tensor:
 def lengths_of(first: Tensor, lengths: Tensor) -> Layout:
     """Lengths where the input is tokens; images and vectors have none."""
     return Layout(lengths=lengths) if not first.is_floating_point() else Layout()
+
+
+def memory_of(model: Transformer, first: Tensor, layout: Layout | None = None) -> Encoded | None:
+    """The encoder's output, where there is an encoder."""
+    return None if model.encoder is None else model.encode(first, layout)
+
+
+def decoded(model: Transformer, ids: Tensor, memory: Encoded | None = None, **how) -> Tensor:
+    """A decoder's logits, or its vectors where the head is of another kind."""
+    hidden = model.decode(ids, memory, **how).hidden
+    return model.logits(hidden) if isinstance(model.config.head, Vocabulary) else hidden
+
+
+def placed(ids: Tensor, left: int, right: int, fill: Tensor) -> Tensor:
+    """Rows with padding of other ids on either side."""
+    return torch.cat([fill[:, :left], ids, fill[:, left : left + right]], dim=1)

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from laws.cases import CASES, build, inputs, outputs
+from laws.cases import CASES, an_input, build, inputs, outputs
 from regard import presets
-from regard.config import Positions, Stack, Tokens
+from regard.config import Labels, Pooled, Positions, Stack, Tokens
 from regard.nn import MLP, Layout, Transformer, alibi_slopes, document_positions, pool, rotate, sinusoid
+from regard.nn.heads import Mix
 from regard.nn.positions import Rotary
 from regard.nn.recurrent import Cell
 
@@ -253,16 +254,6 @@ def test_reset_is_a_function_of_the_seed(name):
     assert all(torch.equal(draws[0][k], draws[1][k]) and draws[0][k].isfinite().all() for k in draws[0])
 
 
-def test_dropout_where_the_paper_has_it():
-    """Residual branches and embeddings drop in training and nothing does in evaluation."""
-    model = Transformer(presets.tiny_encoder_decoder(dropout=0.3, embed_dropout=0.3, attn_dropout=0.3, mlp_dropout=0.3))
-    ids = torch.tensor([[3, 4, 5]])
-    model.train()
-    assert not torch.equal(model(ids, ids), model(ids, ids))
-    model.eval()
-    assert torch.equal(model(ids, ids), model(ids, ids))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_memory_given_later_is_as_good_as_new(name):
     """Built on the meta device, given memory full of nonsense, reset: every weight and every table is there."""
@@ -302,3 +293,147 @@ def test_autocast_carries_the_residual_stream_at_its_width():
         out = model.decode(ids, model.encode(ids)).hidden
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.float(), model.decode(ids, model.encode(ids)).hidden, atol=0.1, rtol=0.1)
+
+
+def test_positions_take_their_base_and_layout_from_the_configuration():
+    config = presets.tiny_encoder(positions=Positions(kind="sinusoidal", base=50.0, layout="half"))
+    assert torch.equal(Transformer(config).encoder.positions.table, sinusoid(37, 29, 50.0, "half"))
+
+
+def test_segments_join_the_tokens():
+    embed = build(CASES["tiny_encoder"]).encoder.embed
+    ids, segments = torch.tensor([[3, 4, 5]]), torch.tensor([[0, 1, 1]])
+    torch.testing.assert_close(embed(ids, segments), embed.weight[ids] + embed.segments[segments])
+    torch.testing.assert_close(embed(ids), embed.weight[ids] + embed.segments[0])
+
+
+def test_grid_cells_are_read_row_by_row():
+    embed = build(CASES["tiny_captioner"]).encoder.embed
+    pixels = torch.randn(B, 3, 12, 12, dtype=torch.float64)
+    cells, out = embed.stages(pixels), embed(pixels)
+    for y in range(3):
+        for x in range(3):
+            torch.testing.assert_close(out[:, 3 * y + x], embed.project(cells[:, :, y, x]))
+
+
+def test_mix_is_elmos_formula():
+    mix = Mix(3).double()
+    mix.weights.data, mix.gamma.data = torch.tensor([0.3, -1.0, 2.0]).double(), torch.tensor(1.7).double()
+    layers = [torch.randn(B, T, 11, dtype=torch.float64) for _ in range(3)]
+    share = [math.exp(w) / sum(map(math.exp, (0.3, -1.0, 2.0))) for w in (0.3, -1.0, 2.0)]
+    wanted = 1.7 * (share[0] * layers[0] + share[1] * layers[1] + share[2] * layers[2])
+    torch.testing.assert_close(mix(layers), wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_contrastive_head_written_out():
+    """Class token of the image, last real token of the text, unit length, CLIP's temperature and its limit."""
+    model = build(CASES["tiny_clip"])
+    head = model.head
+    with torch.no_grad():
+        head.log_scale.fill_(math.log(1 / 0.07))
+    pixels, ids, lengths = an_input(model.config.encoder, 3), an_input(model.config.text, 2, T), torch.tensor([T, 2])
+    pair = model(pixels, ids, target_layout=lengths)
+    image = model.encode(pixels).hidden[:, 0] @ head.first.weight.T
+    text = model.encode_text(ids, lengths).hidden[torch.arange(2), lengths - 1] @ head.text.weight.T
+    wanted = (image / image.norm(dim=-1, keepdim=True)) @ (text / text.norm(dim=-1, keepdim=True)).T / 0.07
+    torch.testing.assert_close(pair.logits, wanted)
+    with torch.no_grad():
+        head.log_scale.fill_(9.0)
+    assert model(pixels, ids).scale == 100
+    assert Transformer(CASES["tiny_clip"]).head.log_scale.exp().item() == pytest.approx(1 / 0.07)
+
+
+def test_initialisation_of_the_rest():
+    wide = {"d_model": 290, "n_heads": 5, "d_head": 58, "d_value": 58, "d_ff": 1160}
+    normal = lambda std: pytest.approx(std, rel=0.05)  # noqa: E731
+    model = Transformer(presets.tiny_encoder_decoder(init_std=0.02, norm_order="pre", **wide))
+    block = model.decoder.stack.blocks[1]
+    assert block.self_attn.out.weight.std().item() == normal(0.02 / math.sqrt(4))
+    assert block.cross_attn.out.weight.std().item() == normal(0.02 / math.sqrt(4))
+    post = Transformer(presets.tiny_encoder_decoder(init_std=0.02, norm_order="post", **wide))
+    assert post.decoder.stack.blocks[1].self_attn.out.weight.std().item() == normal(0.02)
+    assert post.decoder.stack.blocks[1].mlp.down.weight.std().item() == normal(0.02)
+    xavier = Transformer(presets.tiny_encoder_decoder(**wide).replace(head=presets.Vocabulary(tied=False)))
+    assert xavier.encoder.embed.weight.std().item() == normal(290**-0.5)
+    assert xavier.head.weight.std().item() == normal(290**-0.5)
+    bound = math.sqrt(6 / (290 + 1160))
+    assert xavier.encoder.stack.blocks[0].mlp.up.weight.abs().max().item() == pytest.approx(bound, rel=0.01)
+
+
+@pytest.mark.parametrize("score", ["scaled_dot", "additive"])
+@pytest.mark.parametrize("which", ["dropout", "embed_dropout", "attn_dropout", "mlp_dropout"])
+def test_each_dropout_drops_in_training_alone(which, score):
+    model = Transformer(presets.tiny_encoder_decoder(score=score, **{which: 0.3}))
+    ids = torch.tensor([[3, 4, 5]])
+    model.train()
+    assert not torch.equal(model(ids, ids), model(ids, ids))
+    model.eval()
+    assert torch.equal(model(ids, ids), model(ids, ids))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        presets.tiny_lstm().replace(decoder=presets.tiny_lstm().decoder.replace(dropout=0.3)),
+        presets.tiny_lstm().replace(decoder=presets.tiny_lstm().decoder.replace(embed_dropout=0.3)),
+        presets.tiny_bahdanau().replace(decoder=presets.tiny_bahdanau().decoder.replace(dropout=0.3)),
+        presets.tiny_encoder(head=Labels(n_labels=5, dropout=0.3)),
+        presets.tiny_encoder(head=Pooled(n_labels=5, dropout=0.3)),
+    ],
+    ids=["recurrent", "recurrent input", "readout", "labels", "pooled"],
+)
+def test_dropout_of_ancestors_and_heads(config):
+    model = Transformer(config)
+    first, second = inputs(config, dtype=torch.float32)
+    model.train()
+    assert not torch.equal(model(first, second), model(first, second))
+    model.eval()
+    assert torch.equal(model(first, second), model(first, second))
+
+
+def test_bahdanaus_decoder_written_out():
+    """s_i = f(s_{i-1}, y_{i-1}, c_i) with c_i = softmax(w . tanh(W1 s_{i-1} + W2 h_j)) h: equations 4 to 6 of the paper."""
+    model = build(CASES["tiny_bahdanau"])
+    tower = model.decoder
+    source, target, lengths = torch.randint(0, 103, (B, S)), torch.randint(0, 101, (B, T)), torch.tensor([S, 3])
+    memory = model.encode(source, lengths)
+    out = model.decode(target, memory).hidden
+    w, of_state, of_memory = tower.attn.score_w[0], tower.attn.score_q[0], tower.attn.score_k[0]
+    cell = tower.forwards[0]
+    for row in range(B):
+        h = memory.hidden[row, : lengths[row]]
+        state = torch.tanh(tower.bridge(memory.summary[row]))
+        for t in range(T):
+            y = tower.embed.weight[target[row, t]]
+            context = (torch.tanh(state @ of_state + h @ of_memory) @ w).softmax(0) @ h
+            state, _ = cell.step(torch.cat([y, context])[None], state[None], None)
+            state = state[0]
+            wanted = torch.tanh(tower.readout(torch.cat([state, context, y])))
+            torch.testing.assert_close(out[row, t], wanted)
+
+
+def test_elmos_second_layer_has_a_residual():
+    model = build(CASES["elmo tagger"])
+    tower, ids = model.encoder, torch.randint(0, 101, (B, T))
+    layers = model.encode(ids).layers
+    zero = torch.zeros(B, 11, dtype=torch.float64)
+    first = tower.forwards[0](tower.embed(ids), zero)
+    torch.testing.assert_close(layers[0][..., :11], first)
+    torch.testing.assert_close(layers[1][..., :11], tower.forwards[1](first, zero) + first)
+
+
+def test_weights_of_half_precision_are_formed_in_float32():
+    from regard.nn import Attention
+
+    for score in ("scaled_dot", "additive"):
+        layer = Attention(21, n_heads=3, score=score).bfloat16()
+        _, attended = layer(torch.randn(B, T, 21).bfloat16(), capture=True)
+        weights = attended.weights()
+        assert weights.dtype == torch.float32
+        torch.testing.assert_close(weights.sum(-1), torch.ones(B, 3, T))
+
+
+@pytest.mark.parametrize("how", ["class", "end", "mean"])
+def test_an_empty_row_padded_on_the_left_can_be_pooled(how):
+    layout = Layout(lengths=torch.tensor([0, 2]), starts=torch.tensor([5, 3]))
+    assert pool(torch.randn(2, 5, 11), how, layout).isfinite().all()

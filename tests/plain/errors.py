@@ -78,6 +78,10 @@ def test_layouts():
         lambda: decoder(IDS, layout=Layout(allowed=torch.ones(3, 4, dtype=torch.bool))),
     )
     raises(
+        "mask of shape (2, 5, 3, 3) must have shape",
+        lambda: decoder(IDS, layout=Layout(allowed=torch.ones(2, 5, 3, 3, dtype=torch.bool))),
+    )
+    raises(
         "mask of shape (5, 3, 3) must have shape",
         lambda: decoder(IDS, layout=Layout(allowed=torch.ones(5, 3, 3, dtype=torch.bool))),
     )

@@ -78,3 +78,22 @@ def test_no_gradient_is_computed_where_none_is_wanted():
     with torch.no_grad():
         total, _ = token_loss(torch.randn(T, C), torch.randn(V, C), torch.zeros(T, dtype=torch.long))
     assert not total.requires_grad
+
+
+@pytest.mark.parametrize("part", [0, 1, 2], ids=["hidden", "table", "bias"])
+def test_what_is_frozen_does_not_stop_the_rest(part):
+    parts = [torch.randn(T, C, dtype=torch.float64), torch.randn(V, C, dtype=torch.float64), torch.randn(V).double()]
+    parts[part].requires_grad_()
+    targets = torch.randint(0, V, (T,))
+    total, _ = token_loss(parts[0], parts[1], targets, bias=parts[2], chunk=3)
+    wanted = F.cross_entropy(F.linear(*parts), targets, reduction="sum")
+    (mine,), (theirs,) = torch.autograd.grad(total, parts[part]), torch.autograd.grad(wanted, parts[part])
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_a_vocabulary_larger_than_a_chunk_goes_one_position_at_a_time(monkeypatch):
+    monkeypatch.setattr("regard.train.objectives.CHUNK", {"cpu": V - 1})
+    hidden, table, targets = torch.randn(T, C), torch.randn(V, C), torch.randint(0, V, (T,))
+    torch.testing.assert_close(
+        token_loss(hidden, table, targets)[0], F.cross_entropy(hidden @ table.T, targets, reduction="sum")
+    )

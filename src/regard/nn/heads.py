@@ -77,7 +77,8 @@ class LabelsHead(nn.Module):
 
 
 def pool(hidden: Float[Tensor, "B T C"], how: str, layout: Layout = Layout()) -> Float[Tensor, "B C"]:
-    """One vector a row: the first real position (class token), the last (end token), or the mean of all real ones.
+    """One vector a row: the first real position (class token), the last (end token), or the mean of all real ones;
+    zeros where there are none.
 
     >>> pool(torch.tensor([[[1.0], [3.0], [9.0]]]), "mean", Layout(lengths=torch.tensor([2])))
     tensor([[2.]])
@@ -90,10 +91,12 @@ def pool(hidden: Float[Tensor, "B T C"], how: str, layout: Layout = Layout()) ->
         return total / real.sum(1, keepdim=True).clamp_min(1)
     if real is None:
         return hidden[:, 0 if how == "class" else -1]
-    start, end = layout.span(hidden.shape[1])
+    t = hidden.shape[1]
+    start, end = layout.span(t)
     first = torch.zeros_like(end) if start is None else start
-    at = first if how == "class" else (end - 1).clamp_min(0)
-    return hidden.gather(1, at[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
+    at = (first if how == "class" else end - 1).clamp(0, t - 1)
+    picked = hidden.gather(1, at[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
+    return torch.where((end > first)[:, None], picked, 0)
 
 
 class PooledHead(nn.Module):

@@ -33,7 +33,7 @@ class Layout(NamedTuple):
     prefix: Int[Tensor, " B"] | None = None
     allowed: Bool[Tensor, "..."] | None = None
 
-    def check(self, batch: int, length: int, n_positions: int | None = None) -> None:
+    def check(self, batch: int, length: int, n_positions: int | None = None, n_heads: int = 1) -> None:
         """Refuse what does not fit a (batch, length) input, before anything runs on tensors.
 
         Values are read only where that costs no device wait.
@@ -55,7 +55,7 @@ class Layout(NamedTuple):
         if self.positions is not None and n_positions is not None:
             check_range("position", self.positions, n_positions, "this model has")
         if self.allowed is not None:
-            _check_allowed(self.allowed, batch, length, length)
+            _check_allowed(self.allowed, batch, length, length, n_heads)
 
     def position_ids(self, length: int, device: torch.device) -> Int[Tensor, "B T"]:
         """Positions that count the real tokens from 0, whichever side the padding is on."""
@@ -151,11 +151,13 @@ def self_mask(
 ) -> Mask:
     """The mask of a sequence that attends to itself."""
     starts, ends = _key_span(layout)
+    # A prefix counts real tokens; a mask counts slots.
+    prefix = layout.prefix if layout.prefix is None or starts is None else layout.prefix + starts
     return Mask(
         causal=causal,
         starts=starts,
         ends=ends,
-        prefix=layout.prefix,
+        prefix=prefix,
         query_documents=layout.documents,
         key_documents=layout.documents,
         slots=slots,
@@ -249,12 +251,17 @@ def _four_axes(given: Tensor) -> Tensor:
     return given[None, None] if given.dim() == 2 else given[:, None] if given.dim() == 3 else given
 
 
-def _check_allowed(given: Tensor, batch: int, t: int, s: int) -> None:
+def _check_allowed(given: Tensor, batch: int, t: int, s: int, n_heads: int) -> None:
     if given.dtype != torch.bool:
         raise InputError(f"mask has dtype {given.dtype}; it must be boolean, True where attending is allowed")
     fits = given.dim() in (2, 3, 4) and tuple(given.shape[-2:]) == (t, s)
-    if not fits or (given.dim() > 2 and given.shape[0] not in (1, batch)):
-        wanted = f"({t}, {s}), ({batch}, {t}, {s}) or ({batch}, heads, {t}, {s})"
+    fits = (
+        fits
+        and (given.dim() < 3 or given.shape[0] in (1, batch))
+        and (given.dim() < 4 or given.shape[1] in (1, n_heads))
+    )
+    if not fits:
+        wanted = f"({t}, {s}), ({batch}, {t}, {s}) or ({batch}, {n_heads}, {t}, {s})"
         raise InputError(f"mask {_shape(given)} must have shape {wanted}: queries by keys")
 
 

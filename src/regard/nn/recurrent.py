@@ -289,9 +289,8 @@ def _real_first(layout: Layout, x: Tensor, reverse: bool = False) -> tuple[Tenso
     start, end = layout.span(t)
     first = torch.zeros_like(end) if start is None else start
     if reverse:
-        order = back = (end - 1)[:, None] - slots
-        back = back.clamp(0, t - 1)
-        return torch.where(slots < (end - first)[:, None], order, slots).clamp(0, t - 1), back
+        mirrored = ((end - 1)[:, None] - slots).clamp(0, t - 1)  # its own inverse where tokens are real
+        return mirrored, mirrored
     if start is None:
         return None, None
     return (slots + first[:, None]).clamp(0, t - 1), (slots - first[:, None]).clamp(0, t - 1)

@@ -58,7 +58,7 @@ class Tower(nn.Module):
         """Refuse, before anything runs, what would fail or go silently wrong inside."""
         t = inputs.shape[1] if isinstance(self.config.input, c.Tokens) else self.config.n_positions
         limit = None if self.config.positions.kind == "none" else self.config.n_positions
-        layout.check(inputs.shape[0], t, limit)
+        layout.check(inputs.shape[0], t, limit, self.config.n_heads)
         if limit is not None and layout.positions is None and t > limit:
             raise InputError(
                 f"{t} tokens are more than the {limit} positions of this model; shorten the input or raise max_len"
