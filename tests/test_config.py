@@ -180,6 +180,9 @@ def test_a_whole_number_serves_as_a_number_and_null_as_none():
         (decoder(d_ff="31"), "decoder.d_ff ('31') must be a whole number"),
         (decoder(d_ff=31.0), "decoder.d_ff (31.0) must be a whole number"),
         (decoder(norm_eps=float("nan")), "decoder.norm_eps (nan) must be a finite number"),
+        (decoder(n_layers=10**10), "decoder.n_layers (10000000000) must be at most 2147483647"),
+        (decoder(n_layers=2000), "decoder: n_layers (2000) must be at most 1024"),
+        (decoder(windows=(10**20,)), "decoder.windows[0] (100000000000000000000) must be at most 2147483647"),
         (decoder(n_layers=0), "decoder.n_layers (0) must be at least 1; only an encoder may be a bare embedding"),
         (
             GOOD.replace(head=Pooled(n_labels=2, mix=True)),

@@ -1,4 +1,4 @@
-"""regard: one Transformer, every shape. Train it on your own text and images, use it, and see what it attends to.
+"""regard: one Transformer, every shape, and what it attends to.
 
 >>> import regard
 >>> model = regard.Transformer(regard.presets.tiny_decoder())

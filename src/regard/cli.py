@@ -7,6 +7,7 @@ standard error and exit code 2. Nothing heavy is imported before a command needs
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
@@ -37,10 +38,14 @@ def main() -> None:
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without √ gets a ? for it
     try:
         app()
+        sys.stdout.flush()  # a full disk shows here, not after the last handler
     except RegardError as error:
         for problem in str(error).splitlines():
             print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        print(f"error: {error.strerror or error}", file=sys.stderr)
+        os._exit(1)  # the interpreter would try to flush once more, and complain
 
 
 def _version(wanted: bool) -> None:
@@ -66,7 +71,7 @@ def _regard(
 
 @app.command()
 def walk(
-    text: Annotated[str | None, typer.Argument(help="Words to attend over.", show_default=False)] = None,
+    words: Annotated[list[str] | None, typer.Argument(help="What to attend over.", show_default=False)] = None,
     scores: Annotated[str | None, typer.Option(help="Start from one query's scores: 112,96,16,8.")] = None,
     d_key: Annotated[int | None, typer.Option(help="With --scores: the width of the keys.  [default: 64]")] = None,
     model: Annotated[str | None, typer.Option(help="A preset, or a TOML file with a [model] table.")] = None,
@@ -80,6 +85,7 @@ def walk(
 
     regard walk "I am a student"
     """
+    text = None if words is None else " ".join(words)
     of_scores = {"--d-key": d_key}
     of_text = {"--model": model, "--layer": layer, "--head": head, "--target": target, "--seed": seed}
     if text is None and scores is None:
@@ -149,7 +155,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _numbers(text: str) -> list[float]:
-    parts = text.replace(",", " ").split()
+    parts = text.split(",") if "," in text else text.split()
     try:
         return [float(part) for part in parts]
     except ValueError:

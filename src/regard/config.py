@@ -65,6 +65,8 @@ def suggest(name: str, known: Iterable[str]) -> str:
 # ---------------------------------------------------------------------------------------
 # The pieces
 
+MOST_LAYERS = 1024  # the deepest anybody has trained; building a million would never end
+
 Score = Literal["dot", "scaled_dot", "bilinear", "additive"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_quick", "silu", "swiglu"]
 
@@ -300,6 +302,8 @@ class Stack(Node):
     def problems(self) -> Iterator[str]:
         yield from _at_least(self, 1, "d_model", "n_heads", "n_kv_heads", "d_head", "d_value", "max_len")
         yield from _at_least(self, 0, "n_layers")
+        if self.n_layers > MOST_LAYERS:
+            yield f"n_layers ({self.n_layers}) must be at most {MOST_LAYERS}"
         if self.n_layers > 0:
             yield from _at_least(self, 1, "d_ff")
         yield from _fractions(self, "dropout", "attn_dropout", "mlp_dropout", "embed_dropout")
@@ -359,6 +363,8 @@ class Recurrent(Node):
 
     def problems(self) -> Iterator[str]:
         yield from _at_least(self, 1, "d_input", "d_hidden", "n_layers", "d_project", "d_attention")
+        if self.n_layers > MOST_LAYERS:
+            yield f"n_layers ({self.n_layers}) must be at most {MOST_LAYERS}"
         yield from _fractions(self, "dropout", "embed_dropout")
         if self.d_project is not None and self.cell != "lstm":
             yield f"d_project ({self.d_project}) needs cell 'lstm', not {self.cell!r}"
@@ -630,12 +636,16 @@ def _read(hint: Any, value: Any, path: str, problems: list[str]) -> Any:
         return _read_node(hint, value, path, problems)
     if hint is float and type(value) is int:
         value = float(value)
+    if hint is int and type(value) is int and abs(value) > _LARGEST:
+        problems.append(f"{path} ({value}) must be at most {_LARGEST}")
+        return _BROKEN
     if type(value) is not hint or (hint is float and not math.isfinite(value)):
         problems.append(f"{path} ({value!r}) must be {_ARTICLES.get(hint, hint)}")
         return _BROKEN
     return value
 
 
+_LARGEST = 2**31 - 1
 _ARTICLES = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
 
 

@@ -1,6 +1,8 @@
 """The worked example shows the model's own numbers, and the lectures'."""
 
+import dataclasses
 import math
+import time
 
 import pytest
 import torch
@@ -124,6 +126,31 @@ def test_long_inputs_say_what_is_left_out():
     assert len(text.splitlines()) < 120
 
 
+def test_printing_does_not_wait_for_what_is_left_out():
+    short = walk("a b c d e f g h i j k l")
+    n = 2000
+    steps = dataclasses.replace(
+        short,
+        tokens=("w",) * n,
+        key_tokens=("w",) * n,
+        **{name: torch.randn(n, 4) for name in ("inputs", "q", "k", "v", "outputs")},
+        **{name: torch.randn(n, n) for name in ("scores", "scaled")},
+        weights=torch.randn(n, n).softmax(-1),
+    )
+    str(short)
+    start = time.process_time()
+    text = str(steps)
+    assert time.process_time() - start < 2, "a tenth of this on a quiet machine"
+    assert "... and 1992 more rows, 1992 more columns" in text
+
+
+def test_walk_is_the_function():
+    import regard.look.steps as module
+
+    assert regard.walk is regard.look.walk is module.walk
+    assert callable(module.walk)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -156,7 +183,7 @@ def test_long_inputs_say_what_is_left_out():
             {"text": "a", "model": presets.tiny_vit()},
             "text: the encoder of this model reads images, not words; give its tensor from Python",
         ),
-        ({"text": "a", "model": presets.tiny_lstm()}, "layer ('0.self') is not in this model; it has no attention"),
+        ({"text": "a", "model": presets.tiny_lstm()}, "this model has no attention layers to walk through"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message):

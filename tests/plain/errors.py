@@ -5,7 +5,7 @@ import torch
 
 from laws.cases import CASES, build
 from regard.config import ConfigError, InputError
-from regard.nn import Attention, Layout
+from regard.nn import Attention, Layout, Transformer
 
 IDS = torch.tensor([[5, 6, 7], [8, 9, 10]])
 
@@ -25,8 +25,8 @@ def test_ids():
     decoder = model("tiny_decoder")
     raises("id 101 is out of range: the vocabulary has 101, 0 to 100", lambda: decoder(torch.tensor([[101]])))
     raises("id -1 is out of range", lambda: decoder(torch.tensor([[-1, 3]])))
-    raises("must be whole numbers, rows by positions", lambda: decoder(torch.tensor([1, 2])))
-    raises("must be whole numbers, rows by positions", lambda: decoder(torch.rand(2, 3)))
+    raises("must be int64 or int32, rows by positions", lambda: decoder(torch.tensor([1, 2])))
+    raises("must be int64 or int32, rows by positions", lambda: decoder(torch.rand(2, 3)))
 
 
 def test_segments():
@@ -61,7 +61,7 @@ def test_layouts():
         lambda: decoder(IDS, layout=torch.tensor([1, 2, 3])),
     )
     raises(
-        "length 4 is out of range: rows have positions up to 4, 0 to 3",
+        "length 4 is out of range: rows are 3 long, 0 to 3",
         lambda: decoder(IDS, layout=torch.tensor([1, 4])),
     )
     raises("length -1 is out of range", lambda: decoder(IDS, layout=torch.tensor([1, -1])))
@@ -132,6 +132,44 @@ def test_layouts_with_a_cache_and_a_prefix():
     raises(
         "both source and target must say theirs", lambda: translator.decode(IDS, memory, layout=Layout(documents=IDS))
     )
+
+
+def test_what_does_not_belong_together():
+    translator, decoder = model("tiny_encoder_decoder"), model("tiny_decoder")
+    memory = translator.encode(IDS)
+    raises("the memory has 2 rows, the decoder 1", lambda: translator.decode(IDS[:1], memory))
+    raises("the memory has 2 rows, the decoder 7", lambda: translator.start(memory, batch_size=7, max_len=4))
+    raises("memory (Tensor) must be what encode returns", lambda: translator.decode(IDS, memory.hidden))
+    raises("this decoder has no encoder", lambda: decoder.start(memory, max_len=4))
+    raises("takes one input, not two", lambda: decoder(IDS, IDS))
+    raises("is another model's", lambda: decoder.decode(IDS, cache=model("tiny_lstm").start(batch_size=2, max_len=4)))
+    raises(
+        "the memory has 1 rows, the queries 2",
+        lambda: Attention(6, d_memory=5)(torch.rand(2, 2, 6), torch.rand(1, 2, 5)),
+    )
+    raises("hidden is 5 wide; this head scores 29", lambda: decoder.logits(torch.rand(1, 3, 5)))
+    cache = decoder.start(batch_size=2, max_len=4)
+    raises("rows must be a tensor of 2 whole numbers", lambda: cache.reorder(torch.tensor([0])))
+    raises("row 5 is out of range: the cache has 2, 0 to 1", lambda: cache.reorder(torch.tensor([5, 0])))
+    raises("must have at least one of each", lambda: decoder.start(batch_size=2, max_len=0))
+
+
+def test_values_of_the_wrong_type():
+    decoder = model("tiny_decoder")
+    raises("lengths of dtype torch.float32 must be int64 or int32", lambda: decoder(IDS, layout=torch.tensor([2.5, 1])))
+    raises(
+        "lengths of dtype torch.bool must be int64 or int32", lambda: decoder(IDS, layout=torch.tensor([True, False]))
+    )
+    raises("layout (3) must be a Layout, or a tensor of lengths", lambda: decoder(IDS, layout=3))
+    raises("input (list) must be a tensor", lambda: decoder([[1, 2]]))
+    raises("capture ('0.self') must be a list of layers: ['0.self']", lambda: decoder.decode(IDS, capture="0.self"))
+    raises("config (str) must be a ModelConfig; a preset's is presets.preset(NAME)", lambda: Transformer("gpt2"))
+    raises("config (dict) must be a ModelConfig", lambda: Transformer({}))
+    raises(
+        "heads ([]) must name at least one",
+        lambda: decoder.decode(IDS, capture=["0.self"]).attended["0.self"].weights([]),
+    )
+    raises("dropout (2.0) must be at least 0 and below 1", lambda: Attention(6, dropout=2.0))
 
 
 def test_recurrent_models():

@@ -64,8 +64,10 @@ def walk_scores(scores: Iterable[float], d_key: int = 64) -> ScoresWalk:
     exact = tuple(float(score) for score in given)
     scaled = tuple(score / math.sqrt(d_key) for score in exact)
     # Less the largest: the weights stay the same and nothing overflows.
-    powers = [math.exp(score - max(scaled)) for score in scaled]
-    weights = tuple(power / sum(powers) for power in powers)
+    largest = max(scaled)
+    powers = [math.exp(score - largest) for score in scaled]
+    total = sum(powers)
+    weights = tuple(power / total for power in powers)
     return ScoresWalk(scores=exact, d_key=d_key, scaled=scaled, weights=weights)
 
 

@@ -14,10 +14,12 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from regard.config import InputError, ModelConfig, Pooled, Positions, Stack, Tokens, Tower
+from regard.look.given import check_reads, find, named, read
 from regard.look.page import as_text, walk_page
+from regard.presets import preset
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -103,7 +105,7 @@ def walk(
     text: str | Sequence[str] | Sequence[int] | Tensor,
     *,
     target: str | Sequence[str] | Sequence[int] | Tensor | None = None,
-    model: Transformer | ModelConfig | None = None,
+    model: Transformer | ModelConfig | str | None = None,
     layer: str | int | None = None,
     head: int = 0,
     tokens: Sequence[str] | None = None,
@@ -115,43 +117,48 @@ def walk(
     The input may be a text, a list of words or ids, or the tensor that the model takes (one row). Words get ids in the
     order of their first appearance, for there is no tokenizer here; ``tokens`` says what ids are to be called.
 
-    ``model`` may be a Transformer, or a configuration whose parameters are then drawn from ``seed``; without one, a
-    tiny encoder is drawn. ``layer`` is a name out of ``model.attention_layers()``, with its tower in front where two
-    have it ("decoder.0.self"), or a number for a self-attention. A decoder over an encoder reads ``target`` as well.
+    ``model`` may be a Transformer, or a configuration or a preset's name, whose parameters are then drawn from
+    ``seed``; without one, a tiny encoder is drawn. ``layer`` is a name out of ``model.attention_layers()``, with its
+    tower in front where two have it ("decoder.0.self"), or a number for a self-attention. A decoder over an encoder
+    reads ``target`` as well.
 
     >>> steps = walk("I am a student")
     >>> steps.weights[0]  # what "I" looks at
-    tensor([0.1192, 0.3827, 0.3531, 0.1450])
+    tensor([0.0140, 0.1454, 0.0755, 0.7651])
 
     >>> from regard import presets
     >>> steps = walk("je suis ici", target="I am", model=presets.tiny_encoder_decoder(), layer="1.cross", head=2)
     >>> steps.tokens, steps.key_tokens
     (('I', 'am'), ('je', 'suis', 'ici'))
     """
-    source = _read(text, tokens, "text")
-    wanted = None if target is None else _read(target, target_tokens, "target")
+    source = read(text, tokens, "text")
+    wanted = None if target is None else read(target, target_tokens, "target")
+    if isinstance(model, str):
+        model = preset(model)
     if model is None or isinstance(model, ModelConfig):
         model, note = _draw(model, seed), f"Parameters: drawn from seed {seed}, not trained."
+    elif not hasattr(model, "attention_layers"):
+        raise InputError(f"model ({type(model).__name__}) must be a Transformer, a ModelConfig or a preset's name")
     else:
         note = f"Parameters: the given model's, {model.n_parameters():,} of them."
     if source.words or (wanted is not None and wanted.words):
         note += " Ids: 0, 1, 2 ... for each new word."
-    tower, layer = _find(model, layer, words=source.words)
+    tower, layer = find(model, layer, words=source.words)
     config: Tower = getattr(model.config, tower)
     n_heads = getattr(config, "n_heads", 1)
     if not isinstance(head, int) or not 0 <= head < n_heads:
         its = "its only head is 0" if n_heads == 1 else f"its heads are 0 to {n_heads - 1}"
         raise InputError(f"head ({head}) is not in layer {layer}; {its}")
-    _check_reads(model, tower, words=source.words, target=wanted is not None)
+    check_reads(model, tower, source, wanted)
 
     attended, memory = _run(model, tower, layer, source.row, None if wanted is None else wanted.row)
     step = _of_head(attended, head)
     asks = source if wanted is None else wanted
     cross = layer.endswith(".cross")
-    names = _named("tokens" if wanted is None else "target_tokens", asks.names, len(step["q"]))
+    names = named("tokens" if wanted is None else "target_tokens", asks.names, len(step["q"]))
     return Walk(
         tokens=names,
-        key_tokens=_named("tokens", source.names, len(step["k"])) if cross else names,
+        key_tokens=named("tokens", source.names, len(step["k"])) if cross else names,
         layer=layer if len(model.attention_layers()) == 1 else f"{tower}.{layer}",
         head=head,
         config=config,
@@ -160,81 +167,6 @@ def walk(
         scale=attended.scale,
         **step,
     )
-
-
-# -- what the caller gave ---------------------------------------------------------------
-
-
-class Given(NamedTuple):
-    """An input as a model takes it, and what its tokens are called (None: they have no names)."""
-
-    row: Tensor  # (1, T) of ids, or pixels or vectors
-    names: Sequence[str] | None
-    words: bool = False  # given as words, not as what the model takes
-
-
-def _read(given: Any, names: Sequence[str] | None, what: str) -> Given:
-    import torch
-
-    if isinstance(given, torch.Tensor):
-        row = given[None] if given.dim() == 1 else given
-        if row.dim() == 0 or row.shape[0] != 1 or not row.numel():
-            raise InputError(f"{what} of shape {tuple(given.shape)} must be one row with something in it")
-        are_ids = row.dim() == 2 and not row.is_floating_point()
-        return Given(row, names or ([str(i) for i in row[0].tolist()] if are_ids else None))
-    items = given.split() if isinstance(given, str) else list(given)
-    if not items:
-        raise InputError(f"{what} ({given!r}) is empty; give at least one word")
-    if all(isinstance(item, str) for item in items):
-        number = {word: i for i, word in enumerate(dict.fromkeys(items))}
-        return Given(torch.tensor([[number[word] for word in items]]), names or items, words=True)
-    if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-        return Given(torch.tensor([items]), names or [str(i) for i in items])
-    raise InputError(f"{what} must be a text, a list of words, a list of ids or a tensor, not a mixture")
-
-
-def _named(what: str, names: Sequence[str] | None, n: int) -> tuple[str, ...]:
-    """The names of n positions: as given, or their numbers."""
-    if names is None:
-        return tuple(str(i + 1) for i in range(n))
-    if len(names) != n:
-        raise InputError(f"{what} ({len(names)} names) must name each of the {n} positions")
-    return tuple(names)
-
-
-def _find(model: Transformer, layer: str | int | None, *, words: bool) -> tuple[str, str]:
-    """The tower and the name of a layer: "1.cross", "decoder.0.self", "3" or 3."""
-    known = model.attention_layers()
-    if layer is None:  # the first there is
-        layer = next((names[0] for names in known.values() if names), "0.self")
-    tower, _, name = str(layer).partition(".")
-    towers, name = ([tower], name) if tower in known else (list(known), str(layer))
-    name = f"{name}.self" if name.isdigit() else name
-    found = [tower for tower in towers if name in known[tower]]
-    if not found:
-        each = [
-            f"{tower} {' to '.join(dict.fromkeys((names[0], names[-1])))}" for tower, names in known.items() if names
-        ]
-        raise InputError(f"layer ({str(layer)!r}) is not in this model; it has {', '.join(each) or 'no attention'}")
-    if words:  # they go to the tower that reads words: of CLIP's two encoders, the second
-        found.sort(key=lambda tower: not isinstance(getattr(model.config, tower).input, Tokens))
-    return found[0], name
-
-
-def _check_reads(model: Transformer, tower: str, *, words: bool, target: bool) -> None:
-    """Refuse words for a tower of images, a missing target, and one that nobody reads."""
-    reader = "encoder" if tower == "decoder" and model.encoder is not None else tower
-    kind = getattr(model.config, reader).input.kind
-    if words and kind != "tokens":
-        what = "vectors" if kind == "vector" else "images"
-        raise InputError(f"text: the {reader} of this model reads {what}, not words; give its tensor from Python")
-    if reader != tower and not target:
-        raise InputError("target: this decoder writes a target while it reads the text; give both")
-    if reader == tower and target:
-        raise InputError(f"target: only a decoder that reads an encoder has one; this layer is the {tower}'s")
-
-
-# -- what the model says ----------------------------------------------------------------
 
 
 def _draw(config: ModelConfig | None, seed: int) -> Transformer:

@@ -40,12 +40,15 @@ class Attended(NamedTuple):
     scale: float
     w: Float[Tensor, "H D"] | None = None
 
-    def weights(self, heads: Sequence[int] | None = None) -> Float[Tensor, "B heads T S"]:
+    def weights(self, heads: Sequence[int] | int | None = None) -> Float[Tensor, "B heads T S"]:
         """The attention weights of the chosen heads (all by default): rows sum to one, or to zero where
         there was nothing to attend."""
         q, k, w = self.q, self.k, self.w
+        heads = [heads] if isinstance(heads, int) else heads
+        if heads is not None and not len(heads):
+            raise InputError("heads ([]) must name at least one, or be left out for all")
         for head in heads or ():
-            if not 0 <= head < q.shape[1]:
+            if not isinstance(head, int) or not 0 <= head < q.shape[1]:
                 raise InputError(f"head {head} is out of range: this layer has {q.shape[1]}, 0 to {q.shape[1] - 1}")
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         bias, alive = self.mask.bias, self.mask.alive
@@ -184,6 +187,8 @@ class Attention(nn.Module):
         d_values = d_memory if d_values is None else d_values
         self.n_heads, self.n_kv_heads = n_heads, n_kv_heads or n_heads
         self.dropout = dropout
+        if not 0 <= dropout < 1:
+            raise ConfigError([f"dropout ({dropout}) must be at least 0 and below 1"])
 
         if n_heads < 1 or self.n_kv_heads < 1:
             raise ConfigError([f"n_heads ({n_heads}) and n_kv_heads ({n_kv_heads}) must be at least 1"])
@@ -279,6 +284,8 @@ class Attention(nn.Module):
             raise InputError("this layer attends to its own input; give d_memory to make one that takes a memory")
         if not self.is_self and memory is None:
             raise InputError("this layer attends to a memory; give one")
+        if isinstance(memory, Tensor) and memory.shape[0] != x.shape[0]:
+            raise InputError(f"the memory has {memory.shape[0]} rows, the queries {x.shape[0]}; they must be as many")
         if self.fused:
             q, k, v = self.qkv(x).split(self.widths, dim=-1)
             q, kv = self.queries(q, rotation), KeyValue(self.keys(k, rotation), self.values(v))
@@ -301,6 +308,8 @@ def _check_widths(d_query, d_memory, d_values, n_heads, n_kv_heads, d_head, q, k
     problems = [
         f"identity ({name!r}) must be among q, k, v, out" for name in identity if name not in ["q", "k", "v", "out"]
     ]
+    if min(d_query, d_memory, d_values) < 1:
+        problems.append(f"widths that come in ({d_query}, {d_memory}, {d_values}) must be at least 1")
     problems += must_divide("n_heads", n_heads, "n_kv_heads", n_kv_heads)
     if d_head is None or "q" in identity:
         problems += must_divide("d_query", d_query, "n_heads", n_heads)

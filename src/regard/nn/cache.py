@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.config import InputError
-from regard.nn.masks import Layout
+from regard.nn.masks import Layout, check_range
 
 
 class KeyValue(NamedTuple):
@@ -22,6 +22,15 @@ class KeyValue(NamedTuple):
 
     k: Float[Tensor, "B G S D"]
     v: Float[Tensor, "B G S E"]
+
+
+def check_rows(rows: Int[Tensor, " B"], position: Int[Tensor, " B"]) -> None:
+    """Refuse an order that is not one row for each row of a cache."""
+    n = position.shape[0]
+    if not isinstance(rows, Tensor) or rows.shape != position.shape or rows.is_floating_point():
+        raise InputError(f"rows must be a tensor of {n} whole numbers, the row that each row becomes")
+    if not torch.compiler.is_compiling():
+        check_range("row", rows, n, f"the cache has {n}")
 
 
 class Cache:
@@ -106,6 +115,7 @@ class Cache:
 
         Beams that stay with their source need not move its keys: ``cross=False``.
         """
+        check_rows(rows, self.position)
         used = self.span(0)
         for held in (*self.k[:, :, :used], *self.v[:, :, :used]):  # a layer at a time: a small copy
             held.copy_(held.index_select(0, rows))

@@ -33,9 +33,9 @@ class TokenEmbed(nn.Module):
         """Refuse ids that have no vector. Values are read only where that costs no device wait."""
         if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
             raise InputError(
-                f"ids of shape {tuple(ids.shape)} and dtype {ids.dtype} must be whole numbers, rows by positions"
+                f"ids of shape {tuple(ids.shape)} and dtype {ids.dtype} must be int64 or int32, rows by positions"
             )
-        check_range("id", ids, self.weight.shape[0], "the vocabulary has")
+        check_range("id", ids, n := self.weight.shape[0], f"the vocabulary has {n}")
         if segments is not None:
             if self.segments is None:
                 raise InputError("segments were given, but this model has none (n_segments is 0)")
@@ -43,7 +43,7 @@ class TokenEmbed(nn.Module):
                 raise InputError(
                     f"segments of shape {tuple(segments.shape)} must have the shape of the ids, {tuple(ids.shape)}"
                 )
-            check_range("segment", segments, self.segments.shape[0], "this model has")
+            check_range("segment", segments, n := self.segments.shape[0], f"this model has {n}")
 
     def forward(self, ids: Int[Tensor, "B T"], segments: Int[Tensor, "B T"] | None = None) -> Float[Tensor, "B T C"]:
         x = F.embedding(ids, self.weight)

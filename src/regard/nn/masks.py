@@ -40,20 +40,23 @@ class Layout(NamedTuple):
         """
         for name, shape in _FIELDS.items():
             value, wanted = getattr(self, name), (batch, length)[: len(shape)]
+            if value is not None and value.dtype not in (torch.int64, torch.int32):
+                raise InputError(f"{name} of dtype {value.dtype} must be int64 or int32")
             if value is not None and tuple(value.shape) != wanted:
                 raise InputError(f"{name} {_shape(value)} must have the shape {wanted}, {' by '.join(shape)}")
+        rows = f"rows are {length} long"
         if self.lengths is not None:
-            check_range("length", self.lengths, length + 1, "rows have positions up to")
+            check_range("length", self.lengths, length + 1, rows)
         if self.starts is not None:
-            check_range("start", self.starts, length + 1, "rows have positions up to")
+            check_range("start", self.starts, length + 1, rows)
         if self.lengths is not None and self.starts is not None:
-            check_range("start + length", self.starts + self.lengths, length + 1, "rows have positions up to")
+            check_range("start + length", self.starts + self.lengths, length + 1, rows)
         if self.prefix is not None:
-            check_range("prefix", self.prefix, length + 1, "rows have positions up to")
+            check_range("prefix", self.prefix, length + 1, rows)
             if self.lengths is not None and _on_cpu(self.lengths) and bool((self.prefix > self.lengths).any()):
                 raise InputError("prefix reaches past a row's real tokens; it must be at most the row's length")
         if self.positions is not None and n_positions is not None:
-            check_range("position", self.positions, n_positions, "this model has")
+            check_range("position", self.positions, n_positions, f"this model has {n_positions}")
         if self.allowed is not None:
             _check_allowed(self.allowed, batch, length, length, n_heads)
 
@@ -90,13 +93,13 @@ _FIELDS = {
 }
 
 
-def check_range(what: str, values: Tensor, n: int, has: str) -> None:
+def check_range(what: str, values: Tensor, n: int, because: str) -> None:
     """Refuse a value outside 0 to n - 1, where looking costs no device wait."""
     if not _on_cpu(values):
         return
     low, high = (int(v) for v in torch.aminmax(values))
     if low < 0 or high >= n:
-        raise InputError(f"{what} {low if low < 0 else high} is out of range: {has} {n}, 0 to {n - 1}")
+        raise InputError(f"{what} {low if low < 0 else high} is out of range: {because}, 0 to {n - 1}")
 
 
 def _on_cpu(values: Tensor) -> bool:
@@ -107,6 +110,8 @@ def as_layout(given: Layout | Tensor | None) -> Layout:
     """A layout as it is; a plain tensor is taken as the lengths; None is a full batch."""
     if isinstance(given, Layout):
         return given
+    if given is not None and not isinstance(given, Tensor):
+        raise InputError(f"layout ({given!r}) must be a Layout, or a tensor of lengths")
     return Layout() if given is None else Layout(lengths=given)
 
 

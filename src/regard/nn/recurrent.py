@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.config import InputError, Recurrent
 from regard.nn.attention import Attended, Attention
-from regard.nn.cache import KeyValue
+from regard.nn.cache import KeyValue, check_rows
 from regard.nn.embed import TokenEmbed
 from regard.nn.heads import pool
 from regard.nn.masks import Layout, Lowered, cross_mask, lower
@@ -47,6 +47,7 @@ class RecurrentCache:
 
     def reorder(self, rows: Int[Tensor, " B"], *, cross: bool = True) -> None:
         """Row i becomes what row rows[i] was; with ``cross=False`` the memory it attends to stays."""
+        check_rows(rows, self.position)
         held = [*self.state, *self.cells, self.position]
         if cross and self.cross is not None:
             held += [*self.cross, *(m for m in (self.mask.bias, self.mask.alive) if m is not None)]

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard import config as c
-from regard.config import InputError, ModelConfig, suggest
+from regard.config import ConfigError, InputError, ModelConfig, suggest
 from regard.nn.attention import Attended
 from regard.nn.blocks import Block, Stack
 from regard.nn.cache import Cache
@@ -170,6 +170,9 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
+        if not isinstance(config, ModelConfig):
+            hint = "; a preset's is presets.preset(NAME)" if isinstance(config, str) or callable(config) else ""
+            raise ConfigError([f"config ({type(config).__name__}) must be a ModelConfig{hint}"])
         self.config = config.validate()
         encoder, decoder, text, head = config.encoder, config.decoder, config.text, config.head
         self.encoder = None if encoder is None else make_tower(encoder)
@@ -249,7 +252,11 @@ class Transformer(nn.Module):
             raise InputError("this decoder attends to an encoder's output: give the memory, or a cache started with it")
         embed = self._decoder_embed()
         _check(decoder, embed, ids, layout, None, capture)
+        if memory is not None:
+            _check_memory(self, memory, ids.shape[0])
         if cache is not None and not torch.compiler.is_compiling():
+            if isinstance(cache, RecurrentCache) != isinstance(decoder, RecurrentTower):
+                raise InputError(f"cache ({type(cache).__name__}) is another model's; start one with this model")
             cache.check(ids.shape[0], ids.shape[1], layout.lengths)
             for name in ("starts", "documents", "allowed"):
                 if getattr(layout, name) is not None:
@@ -272,8 +279,11 @@ class Transformer(nn.Module):
             raise InputError("this model has no decoder, and so no cache")
         if memory is None and (self.encoder is not None or batch_size is None):
             raise InputError("start needs the encoder's memory, or for a decoder alone a batch_size")
+        if memory is not None:
+            _check_memory(self, memory, batch_size)
         rows = batch_size if memory is None else memory.hidden.shape[0]
-        assert rows is not None
+        if not isinstance(rows, int) or rows < 1 or not isinstance(max_len, int) or max_len < 1:
+            raise InputError(f"a cache of {rows} rows and {max_len} tokens must have at least one of each")
         table = self._decoder_embed().weight
         return self.decoder.start(rows, max_len, memory, dtype or autocast_dtype(table) or table.dtype)
 
@@ -281,6 +291,8 @@ class Transformer(nn.Module):
         """The head over a tower's output: (B, T, V), (B, T, L), (B, L), or (B, T, 2, V) for a bidirectional
         language model, whose directions are scored apart."""
         if isinstance(self.head, VocabularyHead):
+            if hidden.shape[-1] not in (self.config.d_scored, self.config.last.d_out):
+                raise InputError(f"hidden is {hidden.shape[-1]} wide; this head scores {self.config.d_scored}")
             if hidden.shape[-1] != self.config.d_scored:
                 hidden = hidden.unflatten(-1, (2, -1))  # (B, T, 2, C)
             return self.head(hidden, self.vocabulary_table())
@@ -299,6 +311,8 @@ class Transformer(nn.Module):
     ) -> Tensor | Pair:
         """Logits of the shape's own kind: ``model(ids)``, ``model(source, target)``, ``model(pixels)``; two encoders
         give a :class:`~regard.nn.heads.Pair`."""
+        if target is not None and self.config.shape in ("decoder", "encoder"):
+            raise InputError(f"a model of shape {self.config.shape} takes one input, not two")
         match self.config.shape:
             case "decoder":
                 return self.logits(self.decode(inputs, layout=layout).hidden, layout)
@@ -379,12 +393,26 @@ def _check(tower, embed, inputs: Tensor, layout: Layout, segments, capture: Coll
     """Everything that can be refused before tensors run. Skipped inside a compiled graph, whose caller has checked."""
     if torch.compiler.is_compiling():
         return
+    if not isinstance(inputs, Tensor):
+        raise InputError(f"input ({type(inputs).__name__}) must be a tensor: ids, pixels or vectors, a row each")
+    if isinstance(capture, str):
+        raise InputError(f"capture ({capture!r}) must be a list of layers: [{capture!r}]")
     embed.check(inputs, segments)
     tower.check(inputs, layout)
     known = tower.attention_layers()
     for name in capture:
         if name not in known:
             raise InputError(f"capture ({name!r}) is no attention layer of this tower; {suggest(name, known)}")
+
+
+def _check_memory(model: Transformer, memory: Encoded, rows: int | None) -> None:
+    """A memory is what encode returns, a row for each row of ids."""
+    if not isinstance(memory, Encoded):
+        raise InputError(f"memory ({type(memory).__name__}) must be what encode returns")
+    if model.encoder is None:
+        raise InputError("memory: this decoder has no encoder, and so attends to none")
+    if rows not in (None, memory.hidden.shape[0]):
+        raise InputError(f"the memory has {memory.hidden.shape[0]} rows, the decoder {rows}; they must be as many")
 
 
 def _reset_linear(layer: nn.Linear, std: float | None) -> None:
