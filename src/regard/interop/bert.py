@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from regard.config import Labels, ModelConfig, Pooled, Positions, Stack, Tokens, Vocabulary
+from regard.config import Labels, ModelConfig, Pooled, Stack, Tokens, Vocabulary
 from regard.interop.mapping import Rule, as_stack, blocks, module
 from regard.interop.options import (
-    THEIR_ACTIVATIONS,
-    activation,
     architecture,
+    encoder_sizes,
     is_stack_of,
     labels,
     n_labels,
     only,
+    their_encoder_sizes,
 )
 
 model_types = ("bert",)
@@ -76,19 +76,12 @@ def to_config(hf: Mapping[str, Any]) -> ModelConfig:
     dropout = hf["hidden_dropout_prob"]
     encoder = Stack(
         input=Tokens(vocab_size=hf["vocab_size"], n_segments=hf["type_vocab_size"]),
-        positions=Positions(kind="learned"),
         max_len=hf["max_position_embeddings"],
-        d_model=hf["hidden_size"],
-        n_layers=hf["num_hidden_layers"],
-        n_heads=hf["num_attention_heads"],
-        d_ff=hf["intermediate_size"],
-        activation=activation(hf, "hidden_act"),
-        norm_eps=hf["layer_norm_eps"],
         embed_norm=True,
         dropout=dropout,
         attn_dropout=hf["attention_probs_dropout_prob"],
         embed_dropout=dropout,
-        init_std=hf["initializer_range"],
+        **encoder_sizes(hf),
     )
     before_labels = dropout if hf["classifier_dropout"] is None else hf["classifier_dropout"]
     head = {
@@ -118,18 +111,12 @@ def from_config(config: ModelConfig) -> dict[str, Any]:
     return {
         "architectures": [kind],
         "vocab_size": encoder.input.vocab_size,
-        "hidden_size": encoder.d_model,
-        "num_hidden_layers": encoder.n_layers,
-        "num_attention_heads": encoder.n_heads,
-        "intermediate_size": encoder.d_ff,
-        "hidden_act": THEIR_ACTIVATIONS.get(encoder.activation, encoder.activation),
+        **their_encoder_sizes(encoder),
         "hidden_dropout_prob": encoder.dropout,
         "attention_probs_dropout_prob": encoder.attn_dropout,
         "max_position_embeddings": encoder.max_len,
         # They always have segments.
         "type_vocab_size": max(1, encoder.input.n_segments),
-        "initializer_range": encoder.init_std or DEFAULTS["initializer_range"],
-        "layer_norm_eps": encoder.norm_eps,
         **of_labels,
     }
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from regard.config import Contrastive, ModelConfig, Patches, Positions, Stack, Tokens
+from regard.config import Contrastive, ModelConfig, Patches, Stack, Tokens
 from regard.interop.mapping import Rule, as_stack, blocks, module
-from regard.interop.options import THEIR_ACTIVATIONS, activation, architecture, is_stack_of, square
+from regard.interop.options import architecture, encoder_sizes, is_stack_of, square, their_encoder_sizes
 
 model_types = ("clip",)
 spellings = ()
@@ -60,31 +60,11 @@ def fits(config: ModelConfig) -> bool:
 
 def _common(hf: Mapping[str, Any]) -> dict[str, Any]:
     """What both towers have."""
-    return {
-        "positions": Positions(kind="learned"),
-        "d_model": hf["hidden_size"],
-        "n_layers": hf["num_hidden_layers"],
-        "n_heads": hf["num_attention_heads"],
-        "d_ff": hf["intermediate_size"],
-        "activation": activation(hf, "hidden_act"),
-        "norm_eps": hf["layer_norm_eps"],
-        "norm_order": "pre",
-        "attn_dropout": hf["attention_dropout"],
-        "init_std": hf["initializer_range"],
-    }
+    return {"norm_order": "pre", "attn_dropout": hf["attention_dropout"], **encoder_sizes(hf)}
 
 
 def _their_common(stack: Stack) -> dict[str, Any]:
-    return {
-        "hidden_size": stack.d_model,
-        "num_hidden_layers": stack.n_layers,
-        "num_attention_heads": stack.n_heads,
-        "intermediate_size": stack.d_ff,
-        "hidden_act": THEIR_ACTIVATIONS.get(stack.activation, stack.activation),
-        "layer_norm_eps": stack.norm_eps,
-        "attention_dropout": stack.attn_dropout,
-        "initializer_range": stack.init_std or COMMON["initializer_range"],
-    }
+    return {"attention_dropout": stack.attn_dropout, **their_encoder_sizes(stack)}
 
 
 def to_config(hf: Mapping[str, Any]) -> ModelConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from regard.config import Activation, ConfigError, ModelConfig, Node, Recurrent, Stack, suggest
+from regard.config import Activation, ConfigError, ModelConfig, Node, Positions, Recurrent, Stack, suggest
 
 # Their names of the activations that we have, the one that we write last.
 ACTIVATIONS: dict[str, Activation] = {
@@ -54,6 +54,33 @@ def one_of(hf: Mapping[str, Any], key: str, known: Mapping[str, Any]) -> Any:
 
 def activation(hf: Mapping[str, Any], key: str) -> Activation:
     return one_of(hf, key, ACTIVATIONS)
+
+
+def encoder_sizes(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """What BERT, ViT and CLIP's two towers call by the same names, as ours."""
+    return {
+        "positions": Positions(kind="learned"),
+        "d_model": hf["hidden_size"],
+        "n_layers": hf["num_hidden_layers"],
+        "n_heads": hf["num_attention_heads"],
+        "d_ff": hf["intermediate_size"],
+        "activation": activation(hf, "hidden_act"),
+        "norm_eps": hf["layer_norm_eps"],
+        "init_std": hf["initializer_range"],
+    }
+
+
+def their_encoder_sizes(stack: Stack) -> dict[str, Any]:
+    """The same, as theirs."""
+    return {
+        "hidden_size": stack.d_model,
+        "num_hidden_layers": stack.n_layers,
+        "num_attention_heads": stack.n_heads,
+        "intermediate_size": stack.d_ff,
+        "hidden_act": THEIR_ACTIVATIONS.get(stack.activation, stack.activation),
+        "layer_norm_eps": stack.norm_eps,
+        "initializer_range": stack.init_std or 0.02,
+    }
 
 
 def architecture(hf: Mapping[str, Any], *known: str) -> str:

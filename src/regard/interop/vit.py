@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from regard.config import ModelConfig, Patches, Pooled, Positions, Stack
+from regard.config import ModelConfig, Patches, Pooled, Stack
 from regard.interop.mapping import Rule, as_stack, blocks, module
 from regard.interop.options import (
-    THEIR_ACTIVATIONS,
-    activation,
     architecture,
+    encoder_sizes,
     is_stack_of,
     labels,
     n_labels,
     only,
     square,
+    their_encoder_sizes,
 )
 
 model_types = ("vit",)
@@ -72,18 +72,11 @@ def to_config(hf: Mapping[str, Any]) -> ModelConfig:
         input=Patches(
             image_size=square(hf, "image_size"), patch_size=square(hf, "patch_size"), channels=hf["num_channels"]
         ),
-        positions=Positions(kind="learned"),
-        d_model=width,
-        n_layers=hf["num_hidden_layers"],
-        n_heads=hf["num_attention_heads"],
-        d_ff=hf["intermediate_size"],
-        activation=activation(hf, "hidden_act"),
-        norm_eps=hf["layer_norm_eps"],
         norm_order="pre",
         dropout=dropout,
         attn_dropout=hf["attention_probs_dropout_prob"],
         embed_dropout=dropout,
-        init_std=hf["initializer_range"],
+        **encoder_sizes(hf),
     )
     head = Pooled(dense=True) if kind == "ViTModel" else Pooled(n_labels=n_labels(hf))
     return ModelConfig(encoder=encoder, head=head)
@@ -94,15 +87,9 @@ def from_config(config: ModelConfig) -> dict[str, Any]:
     assert isinstance(encoder.input, Patches)
     return {
         "architectures": ["ViTForImageClassification" if count else "ViTModel"],
-        "hidden_size": encoder.d_model,
-        "num_hidden_layers": encoder.n_layers,
-        "num_attention_heads": encoder.n_heads,
-        "intermediate_size": encoder.d_ff,
-        "hidden_act": THEIR_ACTIVATIONS.get(encoder.activation, encoder.activation),
+        **their_encoder_sizes(encoder),
         "hidden_dropout_prob": encoder.dropout,
         "attention_probs_dropout_prob": encoder.attn_dropout,
-        "initializer_range": encoder.init_std or DEFAULTS["initializer_range"],
-        "layer_norm_eps": encoder.norm_eps,
         "image_size": encoder.input.image_size,
         "patch_size": encoder.input.patch_size,
         "num_channels": encoder.input.channels,
