@@ -50,6 +50,24 @@ def test_gpt3_alternates_dense_and_banded():
     assert model.decoder.stack.windows[:4] == [0, 128, 0, 128]
 
 
+@pytest.mark.parametrize(
+    ("tower", "residual", "attention", "inner", "embedding"),
+    [
+        (presets.vaswani_base().decoder, 0.1, 0.0, 0.0, 0.1),  # 5.4: sub-layer outputs, and embeddings plus positions
+        (presets.vaswani_big().encoder, 0.3, 0.0, 0.0, 0.3),
+        (presets.gpt1().decoder, 0.1, 0.1, 0.0, 0.1),  # 4.1: residual, embedding and attention
+        (presets.gpt2().decoder, 0.1, 0.1, 0.0, 0.1),
+        (presets.bert_base().encoder, 0.1, 0.1, 0.0, 0.1),  # A.2: on all layers
+        (presets.vit_b16().encoder, 0.1, 0.0, 0.1, 0.1),  # B.1: after every dense layer but qkv, and the positions
+        (presets.clip_b32().encoder, 0.0, 0.0, 0.0, 0.0),
+        (presets.llama_small().decoder, 0.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_dropout_is_where_the_paper_has_it(tower, residual, attention, inner, embedding):
+    given = (tower.dropout, tower.attn_dropout, tower.mlp_dropout, tower.embed_dropout)
+    assert given == (residual, attention, inner, embedding)
+
+
 @pytest.mark.parametrize("name", presets.names())
 def test_round_trip_through_json_and_validation(name):
     config = presets.preset(name).validate()

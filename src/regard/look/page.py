@@ -159,14 +159,15 @@ def _alibi(steps: Walk) -> bool:
 class Matrix:
     """Numbers under the names of their columns; a letter alone counts them: x1, x2 ...
 
-    All have three decimals; fewer where one of them is large, so that six places are enough.
+    All have three decimals; fewer where one that is shown is large, so that six places are enough.
     """
 
     def __init__(self, columns: str | Sequence[str], values: Tensor):
         self.values, self.n_columns = values, values.shape[1]
         numbered = range(1, self.n_columns + 1)
         self.columns = [f"{columns}{i}" for i in numbered] if isinstance(columns, str) else columns
-        largest = max(abs(float(end)) for end in values.nan_to_num(0.0, 0.0, 0.0).aminmax())
+        shown = values[:ROWS, :COLUMNS].nan_to_num(0.0, 0.0, 0.0)
+        largest = max(abs(float(end)) for end in shown.aminmax())
         decimals = sum(largest < limit for limit in (9.9995, 99.995, 999.95))
         self.format = f".{decimals}f" if largest < 99_999 else ".0e"
 
