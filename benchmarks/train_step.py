@@ -107,6 +107,7 @@ def hf_gpt(work: Work, device):
     config = GPT2Config(
         vocab_size=work.vocab, n_positions=work.length, n_embd=work.width, n_layer=work.layers, n_head=work.heads,
         resid_pdrop=work.dropout, embd_pdrop=work.dropout, attn_pdrop=0.0, use_cache=False,
+        bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     model = GPT2LMHeadModel(config).to(device).train()
 

@@ -38,7 +38,7 @@ def config_from_hf(hf_config: Mapping[str, Any]) -> ModelConfig:
     3
     >>> config_from_hf({"model_type": "gpt3"})
     Traceback (most recent call last):
-    regard.config.ConfigError: model_type ('gpt3') is not supported; known: gpt2, bert, vit, marian, llama, clip
+    regard.schema.ConfigError: model_type ('gpt3') is not supported; known: gpt2, bert, vit, marian, llama, clip
     """
     return _family(hf_config.get("model_type")).to_config(hf_config).validate()
 
@@ -51,7 +51,7 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     ['BertModel']
     >>> config_to_hf(presets.vaswani_base())
     Traceback (most recent call last):
-    regard.config.ConfigError: this model cannot be written as marian: encoder.positions.layout is 'interleaved' here...
+    regard.schema.ConfigError: this model cannot be written as marian: encoder.positions.layout is 'interleaved' here...
     """
     name = next((name for name, family in FAMILIES.items() if family.fits(config)), None)
     if name is None:
@@ -67,7 +67,7 @@ def weights_from_hf(state: Weights, config: ModelConfig, family: str) -> dict[st
     >>> from regard import presets
     >>> weights_from_hf({}, presets.gpt2(), "gpt2")
     Traceback (most recent call last):
-    regard.config.InputError: this gpt2 checkpoint does not fit its configuration: missing: transformer.wte.weight, ...
+    regard.schema.InputError: this gpt2 checkpoint does not fit its configuration: missing: transformer.wte.weight, ...
     """
     _as_family(config, family)
     return read_weights(FAMILIES[family], config, state)

@@ -29,7 +29,7 @@ def only(hf: Mapping[str, Any], **supported: Any) -> None:
 
     >>> only({"is_decoder": True}, is_decoder=False)
     Traceback (most recent call last):
-    regard.config.ConfigError: is_decoder (True) is not supported; only False is
+    regard.schema.ConfigError: is_decoder (True) is not supported; only False is
     """
     problems = [
         f"{key} ({hf[key]!r}) is not supported; only {value!r} is"
@@ -45,7 +45,7 @@ def one_of(hf: Mapping[str, Any], key: str, known: Mapping[str, Any]) -> Any:
 
     >>> one_of({"hidden_act": "mish"}, "hidden_act", {"relu": "relu", "gelu": "gelu"})
     Traceback (most recent call last):
-    regard.config.ConfigError: hidden_act ('mish') is not supported; known: relu, gelu
+    regard.schema.ConfigError: hidden_act ('mish') is not supported; known: relu, gelu
     """
     if hf[key] not in known:
         raise ConfigError([f"{key} ({hf[key]!r}) is not supported; known: {', '.join(known)}"])
