@@ -185,6 +185,11 @@ class Stack(Node):
         return self.max_len or 0 if isinstance(self.input, Tokens) else self.input.n_positions
 
     @property
+    def position_limit(self) -> int | None:
+        """How far the positions reach; None where they have no table: without any, and with ALiBi, whose point it is."""
+        return None if self.positions.kind in ("none", "alibi") else self.n_positions
+
+    @property
     def head_widths(self) -> tuple[int, int]:
         """Width of a query or key head, and of a value head."""
         d_head = self.d_head or self.d_model // self.n_heads
@@ -336,7 +341,7 @@ class ModelConfig(Node):
     """A whole model: which towers, and what they predict.
 
     ``share_embeddings`` makes one token table serve encoder and decoder; ``pair_head`` is BERT's
-    second head, over the pooled sentence pair.
+    second head, over the pooled sentence pair: ``model.pair_head(encoded.hidden, encoded.layout)``.
 
     >>> from regard import presets
     >>> presets.gpt2().decoder.n_layers

@@ -57,7 +57,7 @@ class Tower(nn.Module):
     def check(self, inputs: Tensor, layout: Layout) -> None:
         """Refuse, before anything runs, what would fail or go silently wrong inside."""
         t = inputs.shape[1] if isinstance(self.config.input, c.Tokens) else self.config.n_positions
-        limit = None if self.config.positions.kind == "none" else self.config.n_positions
+        limit = self.config.position_limit
         layout.check(inputs.shape[0], t, limit, self.config.n_heads)
         if limit is not None and layout.positions is None and t > limit:
             raise InputError(
@@ -67,8 +67,8 @@ class Tower(nn.Module):
     def start(self, batch_size: int, max_len: int, memory: Encoded | None, dtype: torch.dtype) -> Cache:
         """An empty cache of max_len slots a row, with the memory's keys and values already in it."""
         config = self.config
-        limit = config.n_positions
-        if config.positions.kind != "none" and max_len > limit:
+        limit = config.position_limit
+        if limit is not None and max_len > limit:
             raise InputError(f"a cache of {max_len} tokens is more than the {limit} positions of this model")
         d_head, d_value = config.head_widths
         cross, where = [], Layout()
