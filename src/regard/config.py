@@ -186,7 +186,7 @@ class Stack(Node):
 
     @property
     def position_limit(self) -> int | None:
-        """How far the positions reach; None where they have no table: without any, and with ALiBi, whose point it is."""
+        """How far the positions reach; None where they have no table: without any, and with ALiBi (its very point)."""
         return None if self.positions.kind in ("none", "alibi") else self.n_positions
 
     @property
