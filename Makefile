@@ -7,7 +7,10 @@ WITH ?=
 .PHONY: quickstart test check bench install clean
 quickstart: $(INSTALLED)
 	@$(BIN)/regard walk "I am a student"
+	@echo
 	@$(BIN)/regard walk --scores 112,96,16,8 --d-key 64
+	@echo
+	@echo "What the steps mean: docs/walk.md. Another model: $(BIN)/regard walk I am a student --model tiny_decoder"
 
 test: $(INSTALLED)
 	$(BIN)/pytest -n 2 $(WITH)
