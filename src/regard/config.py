@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from regard.schema import ConfigError as ConfigError
 from regard.schema import InputError as InputError
@@ -142,6 +142,7 @@ class Stack(Node):
     stack divided by sqrt(2 n_layers) (GPT-2).
     """
 
+    is_default: ClassVar[bool] = True
     kind: Literal["transformer"] = "transformer"
     input: Input
     d_model: int

@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, Union
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union
 
 # ---------------------------------------------------------------------------------------
 # Errors: a user's mistake is one line that names the thing, its value, the rule and the way out.
@@ -59,6 +59,8 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 class Node:
     """What every configuration dataclass can do."""
+
+    is_default: ClassVar[bool] = False  # among several kinds, the one that is meant where none is named
 
     def problems(self) -> Iterator[str]:
         """Rules that this piece breaks, one line each; its parts are asked separately."""
@@ -209,11 +211,10 @@ _ARTICLES = {int: "a whole number", float: "a finite number", bool: "true or fal
 
 
 def _read_one_of(options: list[Any], value: Any, path: str, problems: list[str]) -> Any:
-    """One of several dataclasses, told apart by ``kind``."""
+    """One of several dataclasses, told apart by ``kind``, which one of them may let be left out."""
     kinds: dict[str, Any] = {o.kind: o for o in options}
     kind = value.get("kind") if isinstance(value, dict) else None
-    if kind is None and "transformer" in kinds:
-        kind = "transformer"
+    kind = next((o.kind for o in options if o.is_default), None) if kind is None else kind
     if not isinstance(kind, str) or kind not in kinds:
         problems.append(f"{path}.kind ({kind!r}) must be one of {', '.join(kinds)}")
         return _BROKEN

@@ -245,6 +245,15 @@ def test_gpt2_initialisation():
     assert block.mlp.up.bias.abs().max() == 0
 
 
+def test_a_deviation_of_ones_own_is_for_every_vector_there_is():
+    wide = {"d_model": 290, "n_heads": 5, "d_head": 58, "d_ff": 31, "init_std": 0.5}
+    about = pytest.approx(0.5, rel=0.1)
+    bert = Transformer(presets.tiny_encoder(**wide)).encoder
+    assert [w.std().item() for w in (bert.embed.weight, bert.embed.segments, bert.positions.weight)] == [about] * 3
+    vit = Transformer(presets.tiny_vit(**wide)).encoder
+    assert [w.std().item() for w in (vit.embed.class_token, vit.positions.weight)] == [about] * 2
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_reset_is_a_function_of_the_seed(name):
     draws = []

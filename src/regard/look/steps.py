@@ -124,7 +124,7 @@ def walk(
 
     >>> steps = walk("I am a student")
     >>> steps.weights[0]  # what "I" looks at
-    tensor([0.0140, 0.1454, 0.0755, 0.7651])
+    tensor([0.1192, 0.3827, 0.3531, 0.1450])
 
     >>> from regard import presets
     >>> steps = walk("je suis ici", target="I am", model=presets.tiny_encoder_decoder(), layer="1.cross", head=2)

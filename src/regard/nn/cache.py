@@ -33,6 +33,12 @@ def check_rows(rows: Int[Tensor, " B"], position: Int[Tensor, " B"]) -> None:
         check_range("row", rows, n, f"the cache has {n}")
 
 
+def check_batch(batch_size: int, position: Int[Tensor, " B"]) -> None:
+    """Refuse ids that have another number of rows than a cache."""
+    if batch_size != position.shape[0]:
+        raise InputError(f"the cache has {position.shape[0]} rows, the ids have {batch_size}")
+
+
 class Cache:
     """A Transformer decoder's memory of its own past and of the encoder's output.
 
@@ -99,8 +105,7 @@ class Cache:
 
     def check(self, batch_size: int, t: int, lengths: Int[Tensor, " B"] | None) -> None:
         """Refuse what does not fit. The position is only read where that costs no device wait."""
-        if batch_size != self.position.shape[0]:
-            raise InputError(f"the cache has {self.position.shape[0]} rows, the ids have {batch_size}")
+        check_batch(batch_size, self.position)
         if self.position.device.type != "cpu" or not batch_size:
             return
         needed = int((self.position + (t if lengths is None else lengths)).max())

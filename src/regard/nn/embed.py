@@ -23,11 +23,11 @@ class TokenEmbed(nn.Module):
         self.segments = nn.Parameter(torch.empty(config.n_segments, d)) if config.n_segments else None
         self.scale = math.sqrt(d) if config.scale else 1.0
 
-    def reset_parameters(self) -> None:
-        # Scaled, these start at unit variance, as the paper's code has them.
-        nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+    def reset_parameters(self, std: float | None = None) -> None:
+        # By default, and scaled, these start at unit variance, as the paper's code has them.
+        nn.init.normal_(self.weight, std=std or self.weight.shape[1] ** -0.5)
         if self.segments is not None:
-            nn.init.normal_(self.segments, std=0.02)
+            nn.init.normal_(self.segments, std=std or 0.02)
 
     def check(self, ids: Tensor, segments: Tensor | None) -> None:
         """Refuse ids that have no vector. Values are read only where that costs no device wait."""
@@ -72,9 +72,9 @@ class PatchEmbed(nn.Module):
         self.project = nn.Linear(config.channels * config.patch_size**2, d, config.bias)
         self.class_token = nn.Parameter(torch.empty(d)) if config.class_token else None
 
-    def reset_parameters(self) -> None:
+    def reset_parameters(self, std: float | None = None) -> None:
         if self.class_token is not None:
-            nn.init.normal_(self.class_token, std=0.02)
+            nn.init.normal_(self.class_token, std=std or 0.02)
 
     def check(self, pixels: Tensor, segments: None = None) -> None:
         _check_pixels(pixels, self.config.channels, self.config.image_size)

@@ -33,9 +33,9 @@ class VocabularyHead(nn.Module):
         self.weight = None if config.tied else nn.Parameter(torch.empty(vocab_size, d))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if config.bias else None
 
-    def reset_parameters(self) -> None:
+    def reset_parameters(self, std: float | None = None) -> None:
         if self.weight is not None:
-            nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+            nn.init.normal_(self.weight, std=std or self.weight.shape[1] ** -0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

@@ -194,8 +194,7 @@ def allowed(mask: Mask, t: int, s: int, device: torch.device | None = None) -> B
             [0, 1, 1]], dtype=torch.int32)
     """
     keys = torch.arange(s, device=device)  # (S,)
-    queries = torch.arange(t, device=device)[None] if mask.slots is None else mask.slots  # (B | 1, T)
-    apart = queries[:, None, :, None] - keys  # (B | 1, 1, T, S), positive towards the past
+    apart = _apart(mask, t, keys)
     parts: list[Tensor] = []
     if mask.causal:
         past = apart >= 0
@@ -246,9 +245,14 @@ def lower(mask: Mask, t: int, s: int, *, device: torch.device, dtype: torch.dtyp
 
 def _alibi(mask: Mask, t: int, s: int, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "B H T S"]:
     assert mask.slopes is not None
-    queries = torch.arange(t, device=device)[None] if mask.slots is None else mask.slots
-    apart = (queries[:, None, :, None] - torch.arange(s, device=device)).abs()
+    apart = _apart(mask, t, torch.arange(s, device=device)).abs()
     return -mask.slopes.to(dtype)[:, None, None] * apart
+
+
+def _apart(mask: Mask, t: int, keys: Int[Tensor, " S"]) -> Int[Tensor, "B 1 T S"]:
+    """How far each key stands behind each query; negative ahead of it."""
+    queries = torch.arange(t, device=keys.device)[None] if mask.slots is None else mask.slots  # (B | 1, T)
+    return queries[:, None, :, None] - keys
 
 
 def _four_axes(given: Tensor) -> Tensor:
@@ -259,9 +263,9 @@ def _four_axes(given: Tensor) -> Tensor:
 def _check_allowed(given: Tensor, batch: int, t: int, s: int, n_heads: int) -> None:
     if given.dtype != torch.bool:
         raise InputError(f"mask has dtype {given.dtype}; it must be boolean, True where attending is allowed")
-    fits = given.dim() in (2, 3, 4) and tuple(given.shape[-2:]) == (t, s)
     fits = (
-        fits
+        given.dim() in (2, 3, 4)
+        and tuple(given.shape[-2:]) == (t, s)
         and (given.dim() < 3 or given.shape[0] in (1, batch))
         and (given.dim() < 4 or given.shape[1] in (1, n_heads))
     )

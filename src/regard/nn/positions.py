@@ -65,8 +65,8 @@ class Learned(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(length, d))
 
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=0.02)
+    def reset_parameters(self, std: float | None = None) -> None:
+        nn.init.normal_(self.weight, std=std or 0.02)
 
     def forward(self, positions: Int[Tensor, "B T"]) -> Float[Tensor, "B T d"]:
         return nn.functional.embedding(positions, self.weight)

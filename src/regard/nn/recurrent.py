@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.config import InputError, Recurrent
 from regard.nn.attention import Attended, Attention
-from regard.nn.cache import KeyValue, check_rows
+from regard.nn.cache import KeyValue, check_batch, check_rows
 from regard.nn.embed import TokenEmbed
 from regard.nn.heads import pool
 from regard.nn.masks import Layout, Lowered, cross_mask, lower
@@ -36,8 +36,7 @@ class RecurrentCache:
         self.position = torch.zeros(state[0].shape[0], dtype=torch.long, device=state[0].device)
 
     def check(self, batch_size: int, t: int, lengths: Int[Tensor, " B"] | None) -> None:
-        if batch_size != self.position.shape[0]:
-            raise InputError(f"the cache has {self.position.shape[0]} rows, the ids have {batch_size}")
+        check_batch(batch_size, self.position)
 
     def move(self, state: list[Tensor], cells: list[Tensor], by: int | Tensor) -> None:
         """Take the new state, in place: a compiled step keeps its addresses. Values are remembered, not gradients."""

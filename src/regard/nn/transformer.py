@@ -24,12 +24,12 @@ from regard.config import ConfigError, InputError, ModelConfig, suggest
 from regard.nn.attention import Attended
 from regard.nn.blocks import Block, Stack
 from regard.nn.cache import Cache
-from regard.nn.embed import TokenEmbed, make_embed
+from regard.nn.embed import PatchEmbed, TokenEmbed, make_embed
 from regard.nn.heads import ContrastiveHead, LabelsHead, Mix, Pair, PooledHead, VocabularyHead
 from regard.nn.masks import Layout, Mask, as_layout, cross_mask, self_mask
 from regard.nn.norms import make_norm
 from regard.nn.outputs import Decoded, Encoded
-from regard.nn.positions import Alibi, Rotary, joined_positions
+from regard.nn.positions import Alibi, Learned, Rotary, joined_positions
 from regard.nn.recurrent import RecurrentCache, RecurrentTower
 
 
@@ -366,19 +366,15 @@ class Transformer(nn.Module):
     def reset(self) -> None:
         """Draw every weight anew, as the configuration says, and compute every fixed table: a model built on the
         meta device and given memory (``to_empty``) is then as good as a new one."""
-        for module in self.modules():
-            if module is not self and hasattr(module, "reset_parameters"):
-                module.reset_parameters()  # type: ignore[operator]
-        for tower in (self.encoder, self.decoder, self.text):
-            if isinstance(tower, Tower):
-                _reset_tower(tower)
-        std = getattr(self.config.last, "init_std", None)
-        for module in (self.head, self.pair_head):
-            for layer in module.modules() if module is not None else ():
-                if isinstance(layer, nn.Linear):
-                    _reset_linear(layer, std)
-        if isinstance(self.head, VocabularyHead) and self.head.weight is not None and std is not None:
-            nn.init.normal_(self.head.weight, std=std)
+        last = self.config.last
+        parts = [
+            (self.encoder, self.config.encoder),
+            (self.decoder, self.config.decoder),
+            (self.text, self.config.text),
+        ]
+        for part, config in [*parts, (self.head, last), (self.pair_head, last), (self.mix, last)]:
+            if part is not None and config is not None:
+                _reset(part, config)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -415,6 +411,24 @@ def _check_memory(model: Transformer, memory: Encoded, rows: int | None) -> None
         raise InputError(f"the memory has {memory.hidden.shape[0]} rows, the decoder {rows}; they must be as many")
 
 
+def _reset(part: nn.Module, config: c.Tower) -> None:
+    """Draw a tower's or a head's weights, each once: as its configuration says, or as its module does by itself."""
+    std = config.init_std if isinstance(config, c.Stack) else None
+    for module in part.modules():
+        if isinstance(module, nn.Linear) and not isinstance(part, RecurrentTower):
+            _reset_linear(module, std)
+        elif isinstance(module, TokenEmbed | PatchEmbed | Learned | VocabularyHead):
+            module.reset_parameters(std)
+        elif hasattr(module, "reset_parameters"):
+            module.reset_parameters()  # type: ignore[operator]
+    if isinstance(part, Tower) and std is not None and part.config.norm_order == "pre":
+        for block in part.stack.blocks:
+            for branch in (block.self_attn, block.cross_attn):
+                if branch is not None:
+                    branch.out.weight /= math.sqrt(2 * part.config.n_layers)  # type: ignore[union-attr]
+            block.mlp.down.weight /= math.sqrt(2 * part.config.n_layers)  # type: ignore[union-attr]
+
+
 def _reset_linear(layer: nn.Linear, std: float | None) -> None:
     if std is None:
         nn.init.xavier_uniform_(layer.weight)
@@ -422,23 +436,3 @@ def _reset_linear(layer: nn.Linear, std: float | None) -> None:
         nn.init.normal_(layer.weight, std=std)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
-
-
-def _reset_tower(tower: Tower) -> None:
-    """A Transformer tower's projections, and its embeddings where they have a deviation of their own."""
-    config, std = tower.config, tower.config.init_std
-    for layer in tower.modules():
-        if isinstance(layer, nn.Linear):
-            _reset_linear(layer, std)
-    if std is None:
-        return
-    embed = tower.embed
-    for weight in (embed and getattr(embed, "weight", None), embed and getattr(embed, "segments", None)):
-        if weight is not None:
-            nn.init.normal_(weight, std=std)
-    if config.norm_order == "pre":
-        for block in tower.stack.blocks:
-            for name in ("self_attn.out", "cross_attn.out", "mlp.down"):
-                branch, _, last = name.partition(".")
-                if getattr(block, branch) is not None:
-                    getattr(getattr(block, branch), last).weight /= math.sqrt(2 * config.n_layers)
