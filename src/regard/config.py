@@ -24,6 +24,7 @@ from regard.schema import InputError as InputError
 from regard.schema import Node as Node
 from regard.schema import RegardError as RegardError
 from regard.schema import at_least, fractions, from_dict
+from regard.schema import merge as merge
 from regard.schema import must_divide as must_divide
 from regard.schema import read_toml as read_toml
 from regard.schema import suggest as suggest

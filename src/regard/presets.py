@@ -35,6 +35,7 @@ from regard.config import (
     Tokens,
     Vector,
     Vocabulary,
+    merge,
     read_toml,
     suggest,
 )
@@ -521,7 +522,7 @@ def resolve(table: dict[str, Any]) -> ModelConfig:
     if wrong:
         raise ConfigError(wrong)
     changes = {k: v for k, v in table.items() if k not in arguments and k != "preset"}
-    return ModelConfig.from_dict(_merge(preset(name, **arguments).to_dict(), changes))
+    return ModelConfig.from_dict(merge(preset(name, **arguments).to_dict(), changes))
 
 
 def _arguments(name: str) -> list[str]:
@@ -534,18 +535,6 @@ def from_toml(path: str | Path) -> ModelConfig:
     if "model" not in document:
         raise ConfigError([f"{path}: has no [model] table"])
     return resolve(document["model"])
-
-
-def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in changes.items():
-        old = merged.get(key)
-        # A table of another kind replaces the old one: its keys would not fit.
-        same = (
-            isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind")
-        )
-        merged[key] = _merge(old, value) if same else value  # type: ignore[arg-type]
-    return merged
 
 
 def _size(name: str, sizes: dict[str, dict[str, int]], size: str) -> dict[str, Any]:

@@ -169,6 +169,23 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise ConfigError([f"{path}: not valid TOML: {error}"]) from None
 
 
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes``, table by table.
+
+    >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
+    {'a': {'b': 3, 'c': 2}}
+    """
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        # A table of another kind replaces the old one: its keys would not fit.
+        same = (
+            isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind")
+        )
+        merged[key] = merge(old, value) if same else value  # type: ignore[arg-type]
+    return merged
+
+
 _BROKEN: Any = object()  # stands for a value that could not be read; its problem is noted
 
 
@@ -188,11 +205,18 @@ def _read(hint: Any, value: Any, path: str, problems: list[str]) -> Any:
             return _BROKEN
         return value
     if origin is tuple:
+        if isinstance(value, str) and options[0] is str:
+            value = [value]  # one file is a list of one
         if not isinstance(value, list | tuple):
             problems.append(f"{path} ({value!r}) must be a list")
             return _BROKEN
         parts = tuple(_read(options[0], v, f"{path}[{i}]", problems) for i, v in enumerate(value))
         return _BROKEN if _BROKEN in parts else parts
+    if origin is dict:
+        if not isinstance(value, dict):
+            problems.append(f"{path} ({value!r}) must be a table of keys")
+            return _BROKEN
+        return value
     if dataclasses.is_dataclass(hint):
         return _read_node(hint, value, path, problems)
     if hint is float and type(value) is int:

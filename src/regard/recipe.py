@@ -1,0 +1,251 @@
+"""What a run is, as data: where the text comes from, which model, how it is trained.
+
+A recipe is a TOML file of three tables. Everything but ``task``, the files and ``steps`` has a default::
+
+    [data]
+    task = "translate"
+    train = { source = "train.en.gz", target = "train.de.gz" }
+    valid = { source = "val.en.gz", target = "val.de.gz" }
+    [data.tokenizer]
+    vocab_size = 8_000
+
+    [model]
+    preset = "vaswani_base"      # vocabulary and labels are filled in from the prepared data
+
+    [train]
+    steps = 10_000
+
+Values can be changed for one run: ``read(path, ["train.steps=100"])``. Nothing here imports torch. The string below a
+field says what it does; ``regard explain`` prints it beside the field's value and where that came from.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from regard import presets
+from regard.schema import ConfigError, Node, at_least, fractions, from_dict, merge, read_toml
+
+Task = Literal["translate", "generate", "fill", "classify", "tag"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files(Node):
+    """The raw files of one split: paths or globs, compressed (gz, xz, zst) or not, relative to where you are."""
+
+    files: tuple[str, ...] = ()
+    """Files with all columns in them (tsv, csv, jsonl, parquet, conll), or plain text (files, folders)."""
+    source: tuple[str, ...] = ()
+    """For parallel text in two files: the side that is read, a line a sentence."""
+    target: tuple[str, ...] = ()
+    """For parallel text in two files: the side that is written."""
+
+    def problems(self) -> Iterator[str]:
+        if bool(self.source) != bool(self.target):
+            given, missing = ("source", "target") if self.source else ("target", "source")
+            yield f"{missing} (none): {given} is given, and parallel text needs both"
+        if self.files and self.source:
+            yield "files and source: give files that hold both sides, or source and target apart"
+
+    @property
+    def empty(self) -> bool:
+        return not (self.files or self.source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer(Node):
+    """How text becomes ids."""
+
+    kind: Literal["bpe", "characters", "bytes"] = "bpe"
+    """Subwords learned from the data, its characters, or bytes. What is unknown falls back to bytes: nothing is lost."""
+    vocab_size: int = 8_000
+    """For bpe: subwords, bytes and special tokens together."""
+    shared: bool = True
+    """For translate: one vocabulary for both sides, or one a side."""
+    normalise: Literal["none", "nfc", "nfkc"] = "nfc"
+    """Unicode normal form that text is brought to first."""
+    lowercase: bool = False
+    """Fold case first."""
+    file: str | None = None
+    """An existing tokenizer.json to use instead of learning one."""
+
+    def problems(self) -> Iterator[str]:
+        if self.kind == "bpe" and self.file is None and self.vocab_size < 300:
+            yield f"vocab_size ({self.vocab_size}) must be at least 300: 256 bytes, the special tokens and some subwords"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Node):
+    """From raw files to a data directory."""
+
+    task: Task
+    """translate (text to text), generate (next token), fill (masked tokens), classify (a label a text), tag (a label a
+    word)."""
+    train: Files
+    """The files to learn from."""
+    valid: Files = Files()
+    """The files to choose the model on."""
+    hold_out: float = 0.0
+    """Without valid files: the last share of the training data is held out for validation."""
+    columns: tuple[str, ...] = ()
+    """Names of the columns, or their numbers from 1 where there is no header: source, target; text, label; text, second
+    text, label; word, tag. Left out: the first ones, named or not (conll: the first and the last)."""
+    documents: Literal["file", "paragraph", "line"] = "file"
+    """For generate and fill from plain text: what a document is; paragraphs stand between blank lines."""
+    max_tokens: int = 256
+    """For the other tasks: longer examples are dropped, and counted."""
+    max_ratio: float | None = None
+    """For translate: pairs whose lengths differ by more than this factor are dropped, and counted."""
+    tokenizer: Tokenizer = Tokenizer()
+    """How text becomes ids."""
+
+    def problems(self) -> Iterator[str]:
+        if self.train.empty:
+            yield 'train (no files): say where the text is: train = { files = "text/*.txt" }'
+        for name, files in (("train", self.train), ("valid", self.valid)):
+            if files.source and self.task != "translate":
+                yield f"{name}.source: only translate reads two sides; for {self.task} give files"
+        yield from fractions(self, "hold_out")
+        yield from at_least(self, 1, "max_tokens")
+        if self.hold_out and not self.valid.empty:
+            yield f"hold_out ({self.hold_out}): valid files are given, so nothing needs to be held out"
+        if self.max_ratio is not None and self.max_ratio <= 1:
+            yield f"max_ratio ({self.max_ratio}) must be above 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Node):
+    """From batches to a run directory."""
+
+    steps: int
+    """Updates of the weights."""
+    batch_tokens: int = 4_096
+    """Tokens of one update, padding included, on the longer side, over all micro-batches and processes together."""
+    micro_batches: int = 1
+    """One update's batch is worked on in so many parts, to save memory; the result is the same."""
+    packed: bool | None = None
+    """Rows of fixed length filled with several texts that do not see each other, instead of one text a row, padded.
+    Left out: for generate and fill."""
+    row_tokens: int | None = None
+    """Length of a packed row. Left out: the model's max_len."""
+    seed: int = 1
+    """Draws the weights, the order of the data and the dropout."""
+
+    lr: float = 1e-3
+    """Highest learning rate."""
+    schedule: Literal["noam", "cosine", "wsd", "constant"] = "noam"
+    """After a linear warm-up: noam falls with the square root of the step, cosine falls to final_lr at the last step,
+    wsd stays and falls at the end, constant stays."""
+    warmup: int = 400
+    """Steps over which the rate rises."""
+    cooldown: float = 0.2
+    """For wsd: the last share of the steps, over which the rate falls to final_lr."""
+    final_lr: float = 0.0
+    """For cosine and wsd: the rate at the last step, as a share of lr."""
+    betas: tuple[float, ...] = (0.9, 0.98)
+    """AdamW's memory of the gradient and of its square."""
+    eps: float = 1e-9
+    """AdamW's guard against division by zero."""
+    weight_decay: float = 0.0
+    """AdamW's pull towards zero, on matrices only: not on norms and biases."""
+    clip: float = 1.0
+    """Longest gradient; 0 leaves it as it is."""
+
+    smoothing: float = 0.0
+    """Share of the target's weight that all tokens get alike (label smoothing). Validation is without."""
+    r_drop: float = 0.0
+    """Weight of the divergence between two passes with different dropout (R-Drop, Liang et al. 2021)."""
+    word_dropout: float = 0.0
+    """Share of the tokens read that are hidden behind the mask token."""
+    mask_share: float = 0.15
+    """For fill: share of the tokens to be guessed; 80 % become the mask, 10 % another token, 10 % stay (BERT)."""
+
+    precision: Literal["float32", "bfloat16"] | None = None
+    """What products are computed in; weights stay float32. Left out: bfloat16 on a GPU, float32 on a CPU."""
+    compile: bool | None = None
+    """Use torch.compile. Left out: on a GPU."""
+    ema: float = 0.0
+    """Decay of a moving average of the weights, which is then what is validated and kept; 0 keeps none."""
+    average: int = 0
+    """At the end, average the last so many checkpoints, and keep that if it validates better."""
+
+    valid_every: int = 500
+    """Steps between validations."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints."""
+    keep: int = 2
+    """Checkpoints that are kept."""
+    log_every: int = 50
+    """Steps between lines of metrics.jsonl."""
+    patience: int = 0
+    """Stop after so many validations without a better one; 0 never does."""
+    max_skipped: int = 10
+    """Updates in a row whose loss is not finite are skipped up to here; then training stops."""
+
+    def problems(self) -> Iterator[str]:
+        names = ("steps", "batch_tokens", "micro_batches", "row_tokens", "valid_every", "checkpoint_every", "keep")
+        yield from at_least(self, 1, *names, "log_every", "max_skipped")
+        yield from at_least(self, 0, "warmup", "lr", "weight_decay", "clip", "r_drop", "average", "patience", "seed")
+        yield from fractions(self, "smoothing", "word_dropout", "mask_share", "ema")
+        for name in ("cooldown", "final_lr"):
+            if not 0 <= getattr(self, name) <= 1:
+                yield f"{name} ({getattr(self, name)}) must be from 0 to 1"
+        if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
+            yield f"betas ({list(self.betas)}) must be two numbers from 0 up to 1"
+        if self.eps <= 0:
+            yield f"eps ({self.eps}) must be above 0"
+        if self.average > self.keep:
+            yield f"average ({self.average}) must be at most keep ({self.keep}): only kept checkpoints can be averaged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Node):
+    """A whole run. ``model`` stays a table until the data says how many tokens and labels there are."""
+
+    data: Data
+    """Where the text comes from."""
+    model: dict[str, Any]
+    """Which model: a preset with changes, or every value."""
+    train: Train
+    """How it is trained."""
+
+    def problems(self) -> Iterator[str]:
+        try:
+            presets.resolve(self.model)
+        except ConfigError as error:
+            yield from (f"model: {problem}" for problem in error.problems)
+
+
+def read(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
+    """A recipe from a TOML file, with changes like ``train.steps=100``.
+
+    >>> read("nowhere.toml")
+    Traceback (most recent call last):
+    regard.schema.ConfigError: nowhere.toml: cannot be read (No such file or directory)
+    """
+    return from_dict(Recipe, merge(read_toml(path), parse_changes(changes)))
+
+
+def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
+    """Changes from a command line as nested tables; values are TOML's, and what is none of those is text.
+
+    >>> parse_changes(["train.steps=100", "model.preset=gpt2"])
+    {'train': {'steps': 100}, 'model': {'preset': 'gpt2'}}
+    """
+    tables: dict[str, Any] = {}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or not key.strip(" ."):
+            raise ConfigError([f"{change!r} must be a key and its value: train.steps=100"])
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        for part in reversed(key.strip().split(".")):
+            value = {part: value}
+        tables = merge(tables, value)
+    return tables
