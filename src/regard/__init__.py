@@ -16,14 +16,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard import config, interop, look, nn, presets, train
+    from regard import config, data, decode, interop, look, nn, presets, recipe, train
     from regard.config import ModelConfig, RegardError
     from regard.look import walk, walk_scores
     from regard.nn import Transformer
 
 __version__ = "0.1.0"  # a test holds it against pyproject.toml
 
-_ROOMS = ("config", "interop", "look", "nn", "presets", "train")
+_ROOMS = ("config", "data", "decode", "interop", "look", "nn", "presets", "recipe", "train")
 _NAMES = {
     "ModelConfig": "regard.config",
     "RegardError": "regard.config",
@@ -38,10 +38,13 @@ __all__ = [
     "Transformer",
     "__version__",
     "config",
+    "data",
+    "decode",
     "interop",
     "look",
     "nn",
     "presets",
+    "recipe",
     "train",
     "walk",
     "walk_scores",

@@ -69,6 +69,106 @@ def _regard(
 # The jobs
 
 
+Changes = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to change for this run: train.steps=100.")
+]
+
+
+@app.command()
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe: a TOML file.", show_default=False)] = None,
+    changes: Changes = None,
+    data: Annotated[
+        str | None, typer.Option(help="The prepared data.  [default: data/RECIPE, prepared if missing]")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="The run directory to make.  [default: runs/RECIPE]")] = None,
+    resume: Annotated[str | None, typer.Option(help="Go on with this run directory, from its last checkpoint.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.  [default: a GPU if there is one]")] = None,
+    shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the weights out (FSDP2).")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify-resume", help="Prove on a few steps that killing and resuming changes nothing.")
+    ] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard's files too.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing on the way.")] = False,
+) -> None:
+    """Train a model, from raw or prepared data to a run directory.
+
+    regard train recipes/shakespeare.toml
+    """
+    from pathlib import Path
+
+    from regard import recipe as recipes
+
+    if resume is not None and out is not None:
+        raise InputError(f"--resume {resume} and --out {out}: a run goes on where it is; give one of them")
+    if recipe is None and resume is None:
+        raise InputError("nothing to train; give a recipe (regard train RECIPE.toml), or --resume RUN")
+    given = None if recipe is None else recipes.read(recipe, changes or ())
+    if verify and given is None:
+        raise InputError("--verify-resume needs a recipe")
+
+    from regard.train.loop import Stopped
+    from regard.train.loop import train as train_recipe
+    from regard.train.watch import Watch
+
+    place = data
+    if given is not None and resume is None:
+        place = _prepared(given, data or f"data/{Path(recipe or '').stem}", quiet=quiet)
+    if verify:
+        assert given is not None
+        assert place is not None
+        _verify_resume(given, place, [] if device is None else ["--device", device])
+        return
+    run = resume or out or f"runs/{Path(recipe or '').stem}"
+    watch = Watch(quiet=quiet, tensorboard=tensorboard)
+    try:
+        train_recipe(given, place, run, resume=resume is not None, device=device, shard=shard, watch=watch)
+    except Stopped as stopped:
+        print(f"{stopped}; everything is saved. To go on: regard train --resume {run}", file=sys.stderr)
+        raise typer.Exit(128 + stopped.number) from None
+
+
+def _prepared(recipe: Any, place: str, *, quiet: bool) -> str:
+    """The data directory of a recipe, prepared if it is not there. Of several processes the first prepares."""
+    import time
+    from pathlib import Path
+
+    from regard.data.prepare import prepare
+    from regard.data.store import DataDir
+    from regard.train.run import check_data
+
+    first = os.environ.get("RANK", "0") == "0"
+    while not first and not Path(place).exists():
+        time.sleep(0.5)
+    if not Path(place).exists():
+        prepare(recipe.data, Path(place))
+    check_data(DataDir(Path(place)), recipe)
+    return place
+
+
+def _verify_resume(recipe: Any, data: str, options: list[str]) -> None:
+    from pathlib import Path
+
+    from rich.table import Table
+
+    from regard.train.verify import KILLED_AFTER, verify_resume
+
+    verdict = verify_resume(recipe, Path(data), options)
+    table = Table("step", "straight through", "killed and resumed", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for step, (straight, broken) in enumerate(verdict.losses, start=1):
+        killed = "   killed after this step" if step in KILLED_AFTER else ""
+        table.add_row(str(step), f"{straight:.9f}", f"{broken:.9f}{killed}")
+    _show(table, False)
+    if verdict.exact:
+        print("The losses and the weights at the end are the same, bit for bit.")
+    else:
+        same = "the same" if verdict.same_weights else "not the same"
+        print(
+            f"The weights at the end are {same} bytes; a loss differs by up to {verdict.largest_difference:.1e} of it."
+        )
+        raise typer.Exit(1)
+
+
 @app.command()
 def walk(
     words: Annotated[list[str] | None, typer.Argument(help="What to attend over.", show_default=False)] = None,
@@ -130,23 +230,64 @@ def presets(as_json: AsJson = False) -> None:
     _show(rows if as_json else table, as_json, width=160)  # in a pipe, a line a preset
 
 
+@app.command()
+def plan(
+    model: Annotated[str, typer.Argument(help="A recipe, a TOML file with only a [model], or a preset.")],
+    changes: Changes = None,
+    gpus: Annotated[int, typer.Option(help="How many share the work.")] = 1,
+    gpu_memory: Annotated[float | None, typer.Option(help="GB of each.  [default: 80]")] = None,
+    tokens: Annotated[float | None, typer.Option(help="To train on.  [default: the recipe's steps]")] = None,
+    flops: Annotated[float | None, typer.Option(help="Each GPU's sustained rate a second.  [default: 400e12]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What training takes: parameters, FLOPs, memory, days.
+
+    regard plan gpt3 --gpus 1024 --tokens 300e9
+    """
+    from regard import explain
+    from regard.train.plan import plan as plan_run
+
+    run = explain.read(model, changes or ())
+    if tokens is None and run.train is not None and run.given("train.steps"):
+        tokens = float(run.train.steps * run.train.batch_tokens)
+    options = _given(gpu_memory=None if gpu_memory is None else gpu_memory * 1e9, tokens=tokens, flops=flops)
+    _show(plan_run(run.model, run.train, run.data, gpus=gpus, **options), as_json)
+
+
+@app.command()
+def explain(
+    recipe: Annotated[str, typer.Argument(help="A recipe, a TOML file with only a [model], or a preset.")],
+    changes: Changes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every value of a run, where it came from, and what it does.
+
+    regard explain recipes/shakespeare.toml train.steps=100
+    """
+    from regard import explain
+
+    _show(explain.read(recipe, changes or ()), as_json, width=160)
+
+
 # ---------------------------------------------------------------------------------------
 # What they share
 
 
 def _show(page: Any, as_json: bool, width: int = 80) -> None:
     """A result on standard output: JSON alone, tables in colour for a terminal, plain text for a pipe."""
-    from rich.console import Console
+    import io
 
-    from regard.look.page import as_text
+    from rich.console import Console
 
     console = Console(highlight=False)
     if as_json:
         print(json.dumps(page if isinstance(page, list) else page.to_dict(), ensure_ascii=False))
     elif console.is_terminal:
         console.print(page)
-    else:
-        print(as_text(page, width))
+    else:  # as look.page.as_text has it, whose house does not open without torch
+        plain = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False, highlight=False)
+        plain.print(page)
+        print("\n".join(line.rstrip() for line in plain.file.getvalue().splitlines()))  # type: ignore[attr-defined]
 
 
 def _given(**options: Any) -> dict[str, Any]:

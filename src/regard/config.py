@@ -37,13 +37,16 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_quick", "silu", "swiglu"
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens(Node):
-    """Ids in, vectors out. ``scale`` multiplies by the square root of the width (Vaswani);
-    ``n_segments`` adds BERT's segment vectors."""
+    """Ids in, vectors out."""
 
     kind: Literal["tokens"] = "tokens"
+    """Ids, each with a vector of its own."""
     vocab_size: int
+    """How many ids there are."""
     scale: bool = False
+    """Multiply the vectors by the square root of their width (Vaswani)."""
     n_segments: int = 0
+    """Segments with a vector each, added to their tokens' (BERT); 0 for none."""
 
     def problems(self) -> Iterator[str]:
         yield from at_least(self, 1, "vocab_size")
@@ -52,14 +55,20 @@ class Tokens(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Patches(Node):
-    """Square pixels in, one vector a patch out (Dosovitskiy), after a class token if wanted."""
+    """Square pixels in, one vector a patch out (Dosovitskiy)."""
 
     kind: Literal["patches"] = "patches"
+    """An image cut into square patches."""
     image_size: int
+    """Pixels of a side of the image."""
     patch_size: int
+    """Pixels of a side of a patch."""
     channels: int = 3
+    """Colours of a pixel."""
     class_token: bool = True
+    """Put a learned vector before the patches, for a head to read."""
     bias: bool = True
+    """Add a bias where a patch is projected."""
 
     @property
     def n_positions(self) -> int:
@@ -75,9 +84,13 @@ class Grid(Node):
     """Square pixels in, the feature grid of a small CNN out (Xu): each stage halves the image."""
 
     kind: Literal["grid"] = "grid"
+    """The cells of a small CNN over an image."""
     image_size: int
+    """Pixels of a side of the image."""
     channels: int = 3
+    """Colours of a pixel."""
     widths: tuple[int, ...] = (64, 128, 256, 512)
+    """Width of each stage of the CNN."""
 
     @property
     def n_positions(self) -> int:
@@ -92,12 +105,15 @@ class Grid(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Vector(Node):
-    """One vector in, ``n_slots`` vectors out, for a decoder to attend to (vec2seq).
-    Over a single slot the softmax would be constant and the scores would never learn."""
+    """One vector in, a few out, for a decoder to attend to (vec2seq).
+    Over a single one the softmax would be constant and the scores would never learn."""
 
     kind: Literal["vector"] = "vector"
+    """One vector for the whole input."""
     d_vector: int
+    """Width of the vector."""
     n_slots: int = 4
+    """Vectors that it becomes."""
 
     @property
     def n_positions(self) -> int:
@@ -110,14 +126,19 @@ class Vector(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Positions(Node):
-    """How order enters: added or concatenated to the input (sinusoidal, learned), or inside
-    attention (rotary turns queries and keys, alibi lowers the scores of far keys), or not at all."""
+    """How order enters: with the input, inside attention, or not at all."""
 
     kind: Literal["sinusoidal", "learned", "rotary", "alibi", "none"] = "none"
+    """Vectors that join the input (sinusoidal, learned), queries and keys turned (rotary), lower scores for far keys
+    (alibi), or nothing."""
     base: float = 10000.0
+    """For sinusoidal and rotary: the longest wavelength is this times 2 pi."""
     layout: Literal["interleaved", "half"] = "interleaved"
+    """For sinusoidal and rotary: pairs stand side by side (as the papers write it) or in two halves (Llama)."""
     join: Literal["add", "concat"] = "add"
+    """For sinusoidal and learned: added to the input's vectors or put beside them."""
     d_position: int | None = None
+    """For concat: width of the positions; the input has the rest of d_model."""
 
     def problems(self) -> Iterator[str]:
         if self.base <= 1:
@@ -134,43 +155,64 @@ Input = Tokens | Patches | Grid | Vector
 
 @dataclass(frozen=True, kw_only=True)
 class Stack(Node):
-    """A tower with a Transformer: an input, positions, and ``n_layers`` blocks.
-
-    ``d_head`` defaults to d_model / n_heads, ``d_value`` to d_head, ``n_kv_heads`` to n_heads.
-    ``windows`` gives each layer its radius, cycled over the layers, 0 for dense: GPT-3 alternates
-    ``(0, 128)``. ``final_norm`` defaults to what the order of the norms needs. ``init_std`` None
-    is Xavier's uniform (Vaswani); a number is a normal, with the residual projections of a pre-norm
-    stack divided by sqrt(2 n_layers) (GPT-2).
-    """
+    """A tower with a Transformer: an input, positions, and a stack of blocks."""
 
     is_default: ClassVar[bool] = True
     kind: Literal["transformer"] = "transformer"
+    """A stack of attention and feed-forward."""
     input: Input
+    """What comes in."""
     d_model: int
+    """Width of the vectors between the layers."""
     n_layers: int
+    """Blocks; 0 leaves the embedded input as it is."""
     n_heads: int
+    """Heads of each attention."""
     d_ff: int
+    """Width inside the feed-forward."""
     max_len: int | None = None
+    """Tokens that fit; images and vectors know theirs."""
     positions: Positions = Positions()
+    """How order enters."""
     n_kv_heads: int | None = None
+    """Heads of keys and values, each shared by a group of query heads. Left out: n_heads."""
     d_head: int | None = None
+    """Width of a query or key head. Left out: d_model / n_heads."""
     d_value: int | None = None
+    """Width of a value head. Left out: d_head."""
     causal: bool = False
+    """A token sees itself and what stands before it only."""
     windows: tuple[int, ...] = ()
+    """How far each layer sees to either side, cycled over the layers, 0 for everything: GPT-3 alternates [0, 128]."""
     score: Score = "scaled_dot"
+    """How well a query fits a key."""
     qk_norm: bool = False
+    """Norm queries and keys, each head by itself."""
     bias: bool = True
+    """Add biases in attention and feed-forward."""
     activation: Activation = "relu"
+    """What bends the feed-forward; swiglu has a gate beside it."""
     norm: Literal["layer", "rms"] = "layer"
+    """LayerNorm or RMSNorm."""
     norm_eps: float = 1e-5
+    """The norm's guard against division by zero."""
     norm_order: Literal["pre", "post"] = "post"
+    """Norm what goes into a branch (pre) or the sum that comes out (post)."""
     embed_norm: bool = False
+    """Norm the embedded input."""
     final_norm: bool | None = None
+    """Norm what the last block hands on. Left out: with pre-norm."""
     dropout: float = 0.0
+    """Share of a branch's output that is dropped."""
     attn_dropout: float = 0.0
+    """Share of the attention weights that is dropped."""
     mlp_dropout: float = 0.0
+    """Share of the feed-forward's inside that is dropped."""
     embed_dropout: float = 0.0
+    """Share of the embedded input that is dropped."""
     init_std: float | None = None
+    """Weights start normal, this wide; with pre-norm, what ends a branch is divided by sqrt(2 n_layers) (GPT-2). Left
+    out: uniform (Xavier)."""
 
     @property
     def d_out(self) -> int:
@@ -231,24 +273,35 @@ class Recurrent(Node):
     """A tower with a GRU or LSTM: Bahdanau's, Xu's, ELMo's.
 
     As a decoder over a memory it attends with ``score`` from its previous state to the raw memory
-    (context attention); with score None it only starts from the memory's summary, the thought vector.
-    ``d_project`` is the LSTM's output projection, ``residual`` adds a layer's input to its
-    output from the second on, as in ELMo.
+    (context attention); without one it only starts from the memory's summary, the thought vector.
     """
 
     kind: Literal["recurrent"] = "recurrent"
+    """A GRU or an LSTM."""
     input: Tokens
+    """What comes in."""
     d_input: int
+    """Width of the token vectors."""
     d_hidden: int
+    """Width of the state."""
     n_layers: int = 1
+    """Layers, one above the other."""
     cell: Literal["gru", "lstm"] = "gru"
+    """Gated recurrent unit or long short-term memory."""
     bidirectional: bool = False
+    """A second one reads from the end, and both outputs stand side by side."""
     d_project: int | None = None
+    """For lstm: the output is projected to this width. Left out: it is not."""
     residual: bool = False
+    """Add a layer's input to its output, from the second layer on (ELMo)."""
     score: Score | None = None
+    """For a decoder: how well its state fits a position of the memory. Left out: it does not attend."""
     d_attention: int | None = None
+    """For the additive score: width of its hidden layer."""
     dropout: float = 0.0
+    """Share of a layer's output that is dropped."""
     embed_dropout: float = 0.0
+    """Share of the token vectors that is dropped."""
 
     @property
     def d_state(self) -> int:
@@ -277,23 +330,31 @@ Tower = Stack | Recurrent
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary(Node):
-    """A score for every token at every position. ``transform`` is BERT's dense layer, activation and
-    norm before it; a bidirectional language model scores each direction (logits (B, T, 2, V))."""
+    """A score for every token at every position; a bidirectional language model scores each direction (logits
+    (B, T, 2, V))."""
 
     kind: Literal["vocabulary"] = "vocabulary"
+    """A score for every token of the vocabulary, at every position."""
     tied: bool = True
+    """Score with the token vectors of the input."""
     bias: bool = False
+    """Add a bias to each score."""
     transform: bool = False
+    """A dense layer, activation and norm first (BERT)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Labels(Node):
-    """A label for every position. ``mix`` learns a weighted sum of all layers first (ELMo)."""
+    """A label for every position."""
 
     kind: Literal["labels"] = "labels"
+    """A label for every position."""
     n_labels: int
+    """How many labels there are."""
     dropout: float = 0.0
+    """Share of what comes in that is dropped."""
     mix: bool = False
+    """Learn a weighted sum of all layers first (ELMo)."""
 
     def problems(self) -> Iterator[str]:
         yield from at_least(self, 1, "n_labels")
@@ -302,17 +363,20 @@ class Labels(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Pooled(Node):
-    """One label for the whole sequence, from the class token, the end token or the mean.
-
-    ``dense`` puts BERT's tanh layer before it; with no labels the pooled vector itself comes out.
-    """
+    """One label for the whole sequence."""
 
     kind: Literal["pooled"] = "pooled"
+    """One label for the whole sequence."""
     n_labels: int = 0
+    """How many labels there are; with 0 the pooled vector itself comes out."""
     pool: Literal["class", "end", "mean"] = "class"
+    """Read the first position (class token), the last (end token) or the mean."""
     dense: bool = False
+    """A tanh layer first (BERT)."""
     dropout: float = 0.0
+    """Share of the pooled vector that is dropped."""
     mix: bool = False
+    """Learn a weighted sum of all layers first (ELMo)."""
 
     def problems(self) -> Iterator[str]:
         yield from at_least(self, 0, "n_labels")
@@ -324,10 +388,15 @@ class Contrastive(Node):
     """Two pooled vectors in one space, unit length, compared at a learned temperature (CLIP)."""
 
     kind: Literal["contrastive"] = "contrastive"
+    """Two vectors in one space."""
     d_embed: int
+    """Width of that space."""
     pool: Literal["class", "end", "mean"] = "class"
+    """What the encoder's vector is read from: class token, end token or mean."""
     text_pool: Literal["class", "end", "mean"] = "end"
+    """What the text encoder's vector is read from."""
     temperature: float = 0.07
+    """The products of two vectors are divided by this at first; it is learned."""
 
     def problems(self) -> Iterator[str]:
         yield from at_least(self, 1, "d_embed")
@@ -342,20 +411,23 @@ Head = Vocabulary | Labels | Pooled | Contrastive
 class ModelConfig(Node):
     """A whole model: which towers, and what they predict.
 
-    ``share_embeddings`` makes one token table serve encoder and decoder; ``pair_head`` is BERT's
-    second head, over the pooled sentence pair: ``model.pair_head(encoded.hidden, encoded.layout)``.
-
     >>> from regard import presets
     >>> presets.gpt2().decoder.n_layers
     12
     """
 
     encoder: Tower | None = None
+    """What reads."""
     decoder: Tower | None = None
+    """What writes, token by token, over the encoder's output if there is one."""
     text: Stack | None = None
+    """A second encoder, for text beside images (CLIP)."""
     head: Head
+    """What is predicted."""
     pair_head: Pooled | None = None
+    """A second head, over the pooled sentence pair (BERT): model.pair_head(encoded.hidden, encoded.layout)."""
     share_embeddings: bool = False
+    """One token table serves encoder and decoder."""
 
     @property
     def shape(self) -> Literal["encoder", "decoder", "encoder-decoder", "two encoders"]:

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regard import presets
-from regard.schema import ConfigError, Node, at_least, fractions, from_dict, merge, read_toml
+from regard.config import Labels, ModelConfig, Pooled, Vocabulary
+from regard.schema import ConfigError, Node, at_least, fractions, from_dict, merge, read_json, read_toml
 
 Task = Literal["translate", "generate", "fill", "classify", "tag"]
 
@@ -61,7 +62,7 @@ class Tokenizer(Node):
     """How text becomes ids."""
 
     kind: Literal["bpe", "characters", "bytes"] = "bpe"
-    """Subwords learned from the data, its characters, or bytes. What is unknown falls back to bytes: nothing is lost."""
+    """Subwords learned from the data, its characters, or bytes. What is unknown falls back to bytes."""
     vocab_size: int = 8_000
     """For bpe: subwords, bytes and special tokens together."""
     shared: bool = True
@@ -75,7 +76,7 @@ class Tokenizer(Node):
 
     def problems(self) -> Iterator[str]:
         if self.kind == "bpe" and self.file is None and self.vocab_size < 300:
-            yield f"vocab_size ({self.vocab_size}) must be at least 300: 256 bytes, the special tokens and some subwords"
+            yield f"vocab_size ({self.vocab_size}) must be at least 300: bytes, special tokens and some subwords"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,19 +216,78 @@ class Recipe(Node):
 
     def problems(self) -> Iterator[str]:
         try:
-            presets.resolve(self.model)
+            # The counts are not known yet; any will do to find what is wrong beside them.
+            config = model_config(self.model, vocab_size=self.data.tokenizer.vocab_size, n_labels=2)
         except ConfigError as error:
             yield from (f"model: {problem}" for problem in error.problems)
+            return
+        shape, head = FITS[self.data.task]
+        if config.shape != shape or not isinstance(config.head, head):
+            yield (
+                f"model ({config.shape}, head {config.head.kind}) does not fit task {self.data.task!r}, which needs"
+                f" {shape} with a {head.kind} head"
+            )
+
+
+FITS: dict[str, tuple[str, type[Vocabulary | Labels | Pooled]]] = {
+    "translate": ("encoder-decoder", Vocabulary),
+    "generate": ("decoder", Vocabulary),
+    "fill": ("encoder", Vocabulary),
+    "classify": ("encoder", Pooled),
+    "tag": ("encoder", Labels),
+}
+
+
+def model_config(
+    table: dict[str, Any], *, vocab_size: int, source_vocab_size: int | None = None, n_labels: int = 0
+) -> ModelConfig:
+    """The model of a ``[model]`` table, with what only the data knows: how many tokens and labels there are.
+
+    >>> model_config({"preset": "gpt2"}, vocab_size=101).decoder.input.vocab_size
+    101
+    """
+    sizes = {"encoder": source_vocab_size or vocab_size, "decoder": vocab_size}
+    if isinstance(table, dict):
+        table = _without_gaps(table, sizes, n_labels)
+    plain = presets.resolve(table).to_dict()
+    for name, size in sizes.items():
+        tower = plain[name]
+        if tower is not None and tower["input"]["kind"] == "tokens":
+            given = table.get(name, {}).get("input", {}).get("vocab_size", size)
+            if given != size:
+                raise ConfigError([f"{name}.input.vocab_size ({given}) must be the data's, {size}; leave it out"])
+            tower["input"]["vocab_size"] = size
+    if n_labels and plain["head"]["kind"] in ("labels", "pooled"):
+        given = table.get("head", {}).get("n_labels", n_labels)
+        if given != n_labels:
+            raise ConfigError([f"head.n_labels ({given}) must be the data's, {n_labels}; leave it out"])
+        plain["head"]["n_labels"] = n_labels
+    return ModelConfig.from_dict(plain)
+
+
+def _without_gaps(table: dict[str, Any], sizes: dict[str, int], n_labels: int) -> dict[str, Any]:
+    """The table with the counts put in where a whole configuration leaves them out, so that it can be read at all."""
+    gaps: dict[str, Any] = {}
+    head = table.get("head")
+    if isinstance(head, dict) and head.get("kind") == "labels":
+        gaps["head"] = {"n_labels": n_labels, **head}
+    for name, size in sizes.items():
+        tower = table.get(name)
+        if "preset" not in table and isinstance(tower, dict) and isinstance(tower.get("input"), dict):
+            tokens = tower["input"].get("kind", "tokens") == "tokens"
+            gaps[name] = {"input": {"kind": "tokens", "vocab_size": size, **tower["input"]}} if tokens else {}
+    return merge(table, gaps)
 
 
 def read(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
-    """A recipe from a TOML file, with changes like ``train.steps=100``.
+    """A recipe from a TOML (or JSON) file, with changes like ``train.steps=100``.
 
     >>> read("nowhere.toml")
     Traceback (most recent call last):
     regard.schema.ConfigError: nowhere.toml: cannot be read (No such file or directory)
     """
-    return from_dict(Recipe, merge(read_toml(path), parse_changes(changes)))
+    table = read_json(path) if Path(path).suffix == ".json" else read_toml(path)
+    return from_dict(Recipe, merge(table, parse_changes(changes)))
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
@@ -238,6 +298,7 @@ def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
     """
     tables: dict[str, Any] = {}
     for change in changes:
+        value: Any
         key, equals, text = change.partition("=")
         if not equals or not key.strip(" ."):
             raise ConfigError([f"{change!r} must be a key and its value: train.steps=100"])

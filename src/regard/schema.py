@@ -13,7 +13,7 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union
 
@@ -161,12 +161,24 @@ def from_dict(cls: type[N], data: dict[str, Any]) -> N:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """A TOML file as plain values; a file that is missing or broken is a one-line error."""
+    return _read_file(path, "TOML", tomllib.loads)
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """The same for JSON."""
+    return _read_file(path, "JSON", json.loads)
+
+
+def _read_file(path: str | Path, kind: str, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = parse(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: not valid TOML: {error}"]) from None
+    except ValueError as error:  # of TOML, JSON or UTF-8
+        raise ConfigError([f"{path}: not valid {kind}: {error}"]) from None
+    if not isinstance(table, dict):
+        raise ConfigError([f"{path}: must hold a table of keys"])
+    return table
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,10 @@ A *score function* says how well a query fits a key; softmax over the keys turns
 the weighted sum of the values. One class serves self- and cross-attention, one head or many, every score function, and
 Bahdanau's context attention over raw recurrent states, where every projection is the identity.
 
-The dot-product scores run on torch's fused kernels, which never form the weights. Who wants to see them asks for
-``capture``: the layer then also hands out what it attended with, and :meth:`Attended.weights` forms the weights of the
-chosen heads from that, beside the fast path.
+The dot-product scores run on torch's fused kernels, which never form the weights; packed texts on those for variable
+lengths, which never look from one text into another. Who wants to see the weights asks for ``capture``: the layer then
+also hands out what it attended with, and :meth:`Attended.weights` forms the weights of the chosen heads from that,
+beside the fast path.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.config import ConfigError, InputError, Score, must_divide
 from regard.nn.cache import KeyValue
-from regard.nn.masks import Lowered
+from regard.nn.masks import Lowered, Texts
 from regard.nn.norms import RMSNorm
 from regard.nn.positions import Rotation, rotate
 
@@ -51,14 +52,15 @@ class Attended(NamedTuple):
             if not isinstance(head, int) or not 0 <= head < q.shape[1]:
                 raise InputError(f"head {head} is out of range: this layer has {q.shape[1]}, 0 to {q.shape[1] - 1}")
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        bias, alive = self.mask.bias, self.mask.alive
+        mask = self.mask.dense(q.shape[2], k.shape[2], device=q.device, dtype=q.dtype)
+        bias, alive = mask.bias, mask.alive
         if heads is not None:
             q, k = _chosen(q, heads, 1), _chosen(k, heads, 1)
             w = None if w is None else _chosen(w, heads, 0)
             bias = _chosen(bias, heads, 1) if bias is not None and bias.shape[1] > 1 else bias
             alive = _chosen(alive, heads, 1) if alive is not None and alive.shape[1] > 1 else alive
         scores = score(q, k, self.scale, w)
-        return masked_softmax(scores, Lowered(self.mask.is_causal, bias, alive))
+        return masked_softmax(scores, Lowered(mask.is_causal, bias, alive))
 
 
 def _chosen(x: Tensor, heads: Sequence[int], axis: int) -> Tensor:
@@ -105,6 +107,7 @@ def masked_softmax(scores: Float[Tensor, "B H T S"], mask: Lowered) -> Float[Ten
 
 # Training on a GPU, by measurement (benchmarks/attention_kernels.py): which fused kernel is tried first.
 SHORT = 64  # tokens
+SHORT_TEXT = 512  # the longest of packed texts
 _IF_SHORT = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.CUDNN_ATTENTION,
@@ -136,6 +139,11 @@ def attend(
     tensor([[[[0.7311, 0.2689]]]])
     """
     groups = q.shape[1] // k.shape[1]
+    if mask.texts is not None:
+        kernel = None if w is not None else text_kernel(q, k, v, mask.texts, dropout)
+        if kernel is not None:
+            return attend_texts(q, k, v, mask.texts, kernel, is_causal=mask.is_causal, scale=scale, dropout=dropout)
+        mask = mask.dense(q.shape[2], k.shape[2], device=q.device, dtype=q.dtype)
     if w is None:
         fused = partial(F.scaled_dot_product_attention, q, k, v, mask.bias, dropout, mask.is_causal)
         if q.is_cuda and mask.bias is None and torch.is_grad_enabled():
@@ -146,6 +154,116 @@ def attend(
         return out if mask.alive is None else out.masked_fill(~mask.alive, 0)
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     return F.dropout(masked_softmax(score(q, k, scale, w), mask), dropout).to(v.dtype) @ v
+
+
+# Attends from tokens (N, H, D) to tokens (M, G, D) and (M, G, E), each text by itself.
+TextKernel = Callable[..., Tensor]
+
+
+def attend_texts(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B G S D"],
+    v: Float[Tensor, "B G S E"],
+    texts: Texts,
+    kernel: TextKernel,
+    *,
+    is_causal: bool,
+    scale: float,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H T E"]:
+    """Attend within packed texts: the batch is flattened to its tokens, and back."""
+    b, t = q.shape[0], q.shape[2]
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B T, H, D)
+    # A kernel refuses texts longer than all tokens together.
+    texts = texts._replace(
+        longest_query=min(texts.longest_query, q.shape[0]), longest_key=min(texts.longest_key, k.shape[0])
+    )
+    out = kernel(q, k, v, texts, is_causal=is_causal, scale=scale, dropout=dropout)
+    return out.unflatten(0, (b, t)).transpose(1, 2)
+
+
+def text_kernel(q: Tensor, k: Tensor, v: Tensor, texts: Texts, dropout: float = 0.0) -> TextKernel | None:
+    """The fastest kernel for packed texts that takes these tensors; None where none does."""
+    d, e = q.shape[-1], v.shape[-1]
+    if not q.is_cuda or not q.dtype == k.dtype == v.dtype or q.dtype == torch.float64 or d % 8 or e % 8:
+        return None
+    flash = q.dtype != torch.float32 and d == e and d <= 256
+    if flash and (dropout or max(texts.longest_query, texts.longest_key) > SHORT_TEXT):
+        return flash_texts
+    return None if dropout else efficient_texts
+
+
+def efficient_texts(
+    q: Float[Tensor, "N H D"],
+    k: Float[Tensor, "M G D"],
+    v: Float[Tensor, "M G E"],
+    texts: Texts,
+    *,
+    is_causal: bool,
+    scale: float,
+    dropout: float = 0.0,
+) -> Float[Tensor, "N H E"]:
+    """The memory-efficient kernel over variable lengths. Its dropout is not the same in both passes: not for that."""
+    assert not dropout, "text_kernel gives another"
+    groups, width = q.shape[1] // k.shape[1], q.shape[-1]
+    k, v = (x if groups == 1 else x.repeat_interleave(groups, dim=1) for x in (k, v))
+    # torch's shape function of the backward pass cannot take a scale (2.11 to 2.13): another than its own goes before.
+    q = q if scale == width**-0.5 else q * (scale * width**0.5)
+    # A view of the bounds, for self-attention has one tensor in both places, which torch.compile refuses.
+    texts = texts._replace(key_bounds=texts.key_bounds.view(-1))
+    return _EfficientTexts.apply(q[None], k[None], v[None], *texts, int(is_causal))[0]
+
+
+class _EfficientTexts(torch.autograd.Function):
+    """torch's own gradient, but for one argument: it would split a long text's keys among blocks, for which it clears
+    a buffer of texts x heads x longest x 64 numbers. Packed texts are blocks enough."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, query_bounds, key_bounds, longest_query, longest_key, causal):
+        out, lse, *_ = torch.ops.aten._efficient_attention_forward(
+            q, k, v, None, query_bounds, key_bounds, longest_query, longest_key, 0.0, causal, True
+        )
+        ctx.save_for_backward(q, k, v, query_bounds, key_bounds, out, lse)
+        ctx.rest = longest_query, longest_key, causal
+        return out
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        q, k, v, query_bounds, key_bounds, out, lse = ctx.saved_tensors
+        longest_query, longest_key, causal = ctx.rest
+        unread = lse  # the seed and offset of a dropout
+        dq, dk, dv, _ = torch.ops.aten._efficient_attention_backward(
+            *gradients, q, k, v, None, out, query_bounds, key_bounds, longest_query, longest_key, lse,
+            0.0, unread, unread, causal, False, num_splits_key=1,
+        )  # fmt: skip
+        return dq, dk, dv, None, None, None, None, None
+
+
+def flash_texts(
+    q: Float[Tensor, "N H D"],
+    k: Float[Tensor, "M G D"],
+    v: Float[Tensor, "M G D"],
+    texts: Texts,
+    *,
+    is_causal: bool,
+    scale: float,
+    dropout: float = 0.0,
+) -> Float[Tensor, "N H D"]:
+    """The flash kernel over variable lengths."""
+    out, *_ = torch.ops.aten._flash_attention_forward(
+        q,
+        k,
+        v,
+        texts.query_bounds,
+        texts.key_bounds,
+        texts.longest_query,
+        texts.longest_key,
+        dropout,
+        is_causal,
+        False,
+        scale=scale,
+    )
+    return out
 
 
 class Attention(nn.Module):

@@ -2,7 +2,7 @@
 
 A :class:`Mask` says what is allowed (causal, a window, lengths, documents, a prefix, or a tensor of the
 caller's own) and stays small. :func:`lower` turns it, once per forward pass, into what the kernel wants: nothing,
-the causal flag, or a dense tensor, the last resort, for it bars the fastest kernels. Padding is told
+the causal flag, variable lengths, or a dense tensor, the last resort, for it bars the fastest kernels. Padding is told
 by lengths, never by looking for a pad id.
 """
 
@@ -24,6 +24,15 @@ class Layout(NamedTuple):
     stand on either side. ``positions``: position ids, where they don't simply count the real tokens.
     ``documents``: packed sequences attend only within one id. ``prefix``: the first so many
     tokens of a row may be seen by all (prefix language model). ``allowed``: a mask of one's own.
+
+    ``bounds`` and ``longest`` say again what ``documents`` say, in the form that a GPU's kernels take: text i of the
+    batch, flattened row by row, goes from bounds[i] to bounds[i + 1], and none is longer than longest. The last bound
+    may be repeated, so that every batch has as many. Text i of a target attends to text i of its source, and neither
+    is empty unless both are.
+
+    >>> documents = torch.tensor([[4, 4, 4, 7, 7], [2, 2, 2, 2, 2]])
+    >>> layout = Layout(documents=documents, bounds=torch.tensor([0, 3, 5, 10, 10], dtype=torch.int32), longest=5)
+    >>> layout.check(2, 5)
     """
 
     lengths: Int[Tensor, " B"] | None = None
@@ -32,6 +41,8 @@ class Layout(NamedTuple):
     documents: Int[Tensor, "B T"] | None = None
     prefix: Int[Tensor, " B"] | None = None
     allowed: Bool[Tensor, "..."] | None = None
+    bounds: Int[Tensor, " N"] | None = None
+    longest: int | None = None
 
     def check(self, batch: int, length: int, n_positions: int | None = None, n_heads: int = 1) -> None:
         """Refuse what does not fit a (batch, length) input, before anything runs on tensors.
@@ -59,6 +70,8 @@ class Layout(NamedTuple):
             check_range("position", self.positions, n_positions, f"this model has {n_positions}")
         if self.allowed is not None:
             _check_allowed(self.allowed, batch, length, length, n_heads)
+        if self.bounds is not None or self.longest is not None:
+            _check_bounds(self, batch, length)
 
     def position_ids(self, length: int, device: torch.device) -> Int[Tensor, "B T"]:
         """Positions that count the real tokens from 0, whichever side the padding is on."""
@@ -115,11 +128,20 @@ def as_layout(given: Layout | Tensor | None) -> Layout:
     return Layout() if given is None else Layout(lengths=given)
 
 
+class Texts(NamedTuple):
+    """Packed texts by their bounds in a flattened batch: text i of the queries attends to text i of the keys."""
+
+    query_bounds: Int[Tensor, " N"]  # int32
+    key_bounds: Int[Tensor, " N"]
+    longest_query: int
+    longest_key: int
+
+
 class Mask(NamedTuple):
     """Who may attend: a query at slot i to a key at slot j, if every part that is given agrees.
 
     ``slots`` places the queries among the keys (a cache moves them); by default query t stands at slot t.
-    ``slopes`` is ALiBi's: a penalty on distance rather than a ban.
+    ``slopes`` is ALiBi's: a penalty on distance rather than a ban. ``texts`` say the same as the documents.
     """
 
     causal: bool = False
@@ -129,6 +151,7 @@ class Mask(NamedTuple):
     prefix: Tensor | None = None  # (B,)
     query_documents: Tensor | None = None  # (B, T)
     key_documents: Tensor | None = None  # (B, S)
+    texts: Texts | None = None
     slots: Tensor | None = None  # (B, T)
     allowed: Tensor | None = None  # (B | 1, H | 1, T, S)
     slopes: Tensor | None = None  # (H,)
@@ -139,12 +162,19 @@ class Lowered(NamedTuple):
 
     ``bias`` is boolean (True = may attend) or, with ALiBi, added to the scores. ``alive`` marks the
     queries with something to attend; a dead row is let see one key, so that no kernel
-    meets an empty softmax, and its output is then set to zero.
+    meets an empty softmax, and its output is then set to zero. Where there are ``texts``, each is attended by itself,
+    and ``mask`` is what they were lowered from: :meth:`dense` is for whatever cannot take them.
     """
 
     is_causal: bool = False
     bias: Tensor | None = None  # (B | 1, H | 1, T | 1, S)
     alive: Tensor | None = None  # (B | 1, H | 1, T | 1, 1)
+    texts: Texts | None = None
+    mask: Mask | None = None
+
+    def dense(self, t: int, s: int, *, device: torch.device, dtype: torch.dtype) -> Lowered:
+        """The same without texts, for t queries over s keys."""
+        return self if self.mask is None else lower(self.mask._replace(texts=None), t, s, device=device, dtype=dtype)
 
 
 def self_mask(
@@ -165,6 +195,7 @@ def self_mask(
         prefix=prefix,
         query_documents=layout.documents,
         key_documents=layout.documents,
+        texts=_texts(layout, layout),
         slots=slots,
         allowed=layout.allowed,
         slopes=slopes,
@@ -176,7 +207,22 @@ def cross_mask(memory: Layout, layout: Layout = Layout()) -> Mask:
     starts, ends = _key_span(memory)
     if (layout.documents is None) != (memory.documents is None):
         raise InputError("documents: both source and target must say theirs, or neither")
-    return Mask(starts=starts, ends=ends, query_documents=layout.documents, key_documents=memory.documents)
+    return Mask(
+        starts=starts,
+        ends=ends,
+        query_documents=layout.documents,
+        key_documents=memory.documents,
+        texts=_texts(layout, memory),
+    )
+
+
+def _texts(queries: Layout, keys: Layout) -> Texts | None:
+    if queries.bounds is None or keys.bounds is None or queries.longest is None or keys.longest is None:
+        return None
+    here, there = len(queries.bounds) - 1, len(keys.bounds) - 1
+    if here != there:
+        raise InputError(f"bounds: the target has {here} texts, the source {there}; they must be as many")
+    return Texts(queries.bounds, keys.bounds, queries.longest, keys.longest)
 
 
 def _key_span(layout: Layout) -> tuple[Tensor | None, Tensor | None]:
@@ -221,10 +267,11 @@ def allowed(mask: Mask, t: int, s: int, device: torch.device | None = None) -> B
 
 def lower(mask: Mask, t: int, s: int, *, device: torch.device, dtype: torch.dtype) -> Lowered:
     """What the kernel wants for t queries over s keys."""
-    only_order = all(
-        part is None for part in (mask.starts, mask.prefix, mask.query_documents, mask.slots, mask.allowed, mask.slopes)
-    )
-    if only_order and not mask.window:
+    others = (mask.starts, mask.prefix, mask.slots, mask.allowed, mask.slopes)
+    only_order = mask.window == 0 and all(part is None for part in others)
+    if only_order and mask.texts is not None and mask.ends is None and device.type == "cuda":
+        return Lowered(is_causal=mask.causal, texts=mask.texts, mask=mask)
+    if only_order and mask.query_documents is None:
         if mask.causal:
             # Padding on the right is in no real query's past, so lengths change nothing.
             return Lowered(is_causal=True)
@@ -274,6 +321,33 @@ def _check_allowed(given: Tensor, batch: int, t: int, s: int, n_heads: int) -> N
         raise InputError(f"mask {_shape(given)} must have shape {wanted}: queries by keys")
 
 
+def _check_bounds(layout: Layout, batch: int, length: int) -> None:
+    bounds, longest, documents = layout.bounds, layout.longest, layout.documents
+    if bounds is None or longest is None or documents is None:
+        raise InputError("bounds, longest and documents belong together: give all three, or documents alone")
+    if bounds.dtype != torch.int32:
+        raise InputError(f"bounds of dtype {bounds.dtype} must be int32, as kernels take them")
+    if bounds.dim() != 1 or len(bounds) < 2:
+        raise InputError(f"bounds {_shape(bounds)} must be one row: 0, and then where each text ends")
+    if not isinstance(longest, int) or longest < 1:
+        raise InputError(f"longest ({longest!r}) must be a number of tokens, at least 1")
+    if not _on_cpu(bounds) or not _on_cpu(documents):
+        return
+    first, last, sizes = int(bounds[0]), int(bounds[-1]), bounds.diff()
+    if (first, last) != (0, batch * length):
+        raise InputError(f"bounds run from {first} to {last}; they must cover all {batch * length} tokens, from 0")
+    if int(sizes.min()) < 0:
+        raise InputError("bounds fall; each must be at least the one before it")
+    if int(sizes.max()) > longest:
+        raise InputError(f"a text of {int(sizes.max())} tokens is longer than longest ({longest})")
+    begins = torch.zeros(batch * length, dtype=torch.bool)
+    begins[bounds[:-1][sizes > 0].long()] = True
+    wrong = begins != _first_of_document(documents).flatten()
+    if bool(wrong.any()):
+        at = int(wrong.int().argmax())
+        raise InputError(f"bounds and documents disagree at row {at // length}, position {at % length}")
+
+
 def _shape(value: Tensor) -> str:
     return f"of shape {tuple(value.shape)}"
 
@@ -285,6 +359,10 @@ def document_positions(documents: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     tensor([[0, 1, 2, 0, 1]])
     """
     slots = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    return slots - torch.where(_first_of_document(documents), slots, 0).cummax(dim=1).values
+
+
+def _first_of_document(documents: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
     first = torch.ones_like(documents, dtype=torch.bool)
     first[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return slots - torch.where(first, slots, 0).cummax(dim=1).values
+    return first

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 
-def compiled(step: Callable[..., Any], device: torch.device, *, graphs: bool = True) -> Callable[..., Any]:
+def compiled(
+    step: Callable[..., Any], device: torch.device, *, graphs: bool = True, dynamic: bool | None = None
+) -> Callable[..., Any]:
     """A compiled function. On a GPU its launches are recorded once and replayed (CUDA graphs), so that the host
-    is never what a step waits for; a new input shape records anew.
+    is never what a step waits for; a new input shape records anew. ``dynamic`` makes one that takes all shapes.
 
     >>> compiled(torch.sin, torch.device("cpu"))(torch.zeros(2))
     tensor([0., 0.])
@@ -22,4 +24,4 @@ def compiled(step: Callable[..., Any], device: torch.device, *, graphs: bool = T
         # step with it and 29.3 without (docs/performance.md).
         if "triton.mix_order_reduction" in torch._inductor.list_options():
             options["triton.mix_order_reduction"] = False
-    return torch.compile(step, options=options)
+    return torch.compile(step, options=options, dynamic=dynamic)

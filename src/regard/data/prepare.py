@@ -1,0 +1,355 @@
+"""Raw files to a data directory: check everything, learn a tokenizer, write ids.
+
+The files are gone through three times, as a stream each: to find what is wrong with them and count their characters and
+labels, before anything is worked out; to learn a tokenizer, from an even sample where there is much; and to encode.
+Nothing appears under the directory's name before all of it is there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard import __version__, recipe
+from regard.data.readers import Corpus, Row
+from regard.data.store import FORMAT, Column, DataDir, sha256
+from regard.data.tokenizer import SPECIAL, Characters, Packer, Tokenizer
+from regard.schema import InputError, suggest
+
+SAMPLE = 100_000_000  # characters are enough to learn a tokenizer from
+BATCH = 1 << 20  # characters that are worked on together
+
+Progress = Callable[[str, int, int, str], None]
+"""Told now and then what is being done, how many bytes of the files are read and of how many (0: none are), and a
+figure to watch."""
+
+
+def prepare(data: recipe.Data, out: str | Path, *, progress: Progress = lambda *_: None) -> DataDir:
+    """Write a data directory from raw files, whole or not at all, and open it.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "dog.txt").write_text("A dog runs.")
+    >>> files, tokenizer = recipe.Files(files=(f"{folder}/*.txt",)), recipe.Tokenizer(kind="bytes")
+    >>> prepared = prepare(recipe.Data(task="generate", train=files, tokenizer=tokenizer), folder / "data")
+    >>> prepared.tokenizer.decode(prepared.split("train")["text"][0])
+    'A dog runs.'
+    """
+    out = Path(out)
+    if out.exists():
+        raise InputError(f"{out}: exists already; remove it, or choose another --out")
+    data.validate()
+    corpora = {"train": Corpus(data, data.train)}
+    if not data.valid.empty:
+        corpora["valid"] = Corpus(data, data.valid)
+
+    survey = Survey(data)
+    for split, corpus in corpora.items():
+        survey.go_through(split, corpus, progress)
+    tokenizers, facts = _tokenizers(data, corpora["train"], survey, progress)
+    labels = sorted(survey.labels)
+
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+    partial.mkdir(parents=True)
+    try:
+        for file, tokenizer in tokenizers.items():
+            tokenizer.save(partial / file)
+        packers = {file: Packer(tokenizer) for file, tokenizer in tokenizers.items()}
+        splits: dict[str, Any] = {}
+        for split, corpus in corpora.items():
+            writer = Writer(data, partial, split, packers, labels)
+            for batch in _batches(data, corpus, f"encoding {split}", progress, lambda w=writer: f"{w.tokens:,} tokens"):
+                writer.add(batch)
+            if split == "train":
+                for file, packer in packers.items():
+                    facts[file]["tokens_per_word"] = round(packer.tokens / max(packer.words, 1), 3)
+            splits |= writer.finish()
+        manifest = {
+            "format": FORMAT,
+            "regard": __version__,
+            "task": data.task,
+            "data": data.to_dict(),
+            "splits": splits,
+            "labels": labels,
+            "tokenizers": facts,
+            "inputs": _hashes([file.path for corpus in corpora.values() for file in corpus.files]),
+            "files": {Path(name).name: of for name, of in _hashes(sorted(partial.iterdir())).items()},
+        }
+        (partial / "manifest.json").write_text(json.dumps(manifest, indent=2, ensure_ascii=False), encoding="utf-8")
+        os.rename(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return DataDir(out)
+
+
+def _hashes(paths: list[Path]) -> dict[str, dict[str, Any]]:
+    return {str(path): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths}
+
+
+# ---------------------------------------------------------------------------------------
+# What a task has
+
+
+def text_columns(data: recipe.Data) -> tuple[str, ...]:
+    """The columns that hold text.
+
+    >>> text_columns(recipe.Data(task="translate", train=recipe.Files(files=("a.tsv",))))
+    ('source', 'target')
+    """
+    if data.task == "translate":
+        return "source", "target"
+    return ("text", "second") if data.task == "classify" and len(data.columns) == 3 else ("text",)
+
+
+def tokenizer_files(data: recipe.Data) -> dict[str, str]:
+    """Which file has the tokenizer of each column of text."""
+    own = data.task == "translate" and not data.tokenizer.shared and data.tokenizer.file is None
+    return {c: "source.tokenizer.json" if own and c == "source" else "tokenizer.json" for c in text_columns(data)}
+
+
+def label_column(data: recipe.Data) -> str | None:
+    return {"classify": "label", "tag": "tag"}.get(data.task)
+
+
+class Batch(NamedTuple):
+    """Rows that have text in every column, and the texts of each column."""
+
+    rows: list[Row]
+    texts: dict[str, list[str]]
+    n_empty: int
+
+
+def _batches(
+    data: recipe.Data, corpus: Corpus, stage: str, progress: Progress, note: Callable[[], str] = str
+) -> Iterator[Batch]:
+    names = text_columns(data)
+    total = sum(file.size for file in corpus.files)
+    rows: list[Row] = []
+    texts: list[tuple[str, ...]] = []
+    size = n_empty = 0
+    for row in corpus.rows():
+        values = (" ".join(row.values[0]),) if data.task == "tag" else row.values[: len(names)]
+        if all(map(str.strip, values)):
+            rows.append(row)
+            texts.append(values)
+            size += sum(map(len, values))
+        else:
+            n_empty += 1
+        if size > BATCH:
+            progress(stage, sum(file.done for file in corpus.files), total, note())
+            yield Batch(rows, dict(zip(names, map(list, zip(*texts, strict=True)), strict=True)), n_empty)
+            rows, texts, size, n_empty = [], [], 0, 0
+    columns = zip(*texts, strict=True) if texts else [[]] * len(names)
+    yield Batch(rows, dict(zip(names, map(list, columns), strict=True)), n_empty)
+    progress(stage, total, total, note())
+
+
+# ---------------------------------------------------------------------------------------
+# First: what is there, and what is wrong with it
+
+
+class Survey:
+    """The characters and labels of the training data; what is wrong in it, or in the validation data, is raised."""
+
+    def __init__(self, data: recipe.Data):
+        self.data = data
+        self.characters = {file: Characters(data.tokenizer) for file in tokenizer_files(data).values()}
+        self.labels: Counter[str] = Counter()
+        self.heads: dict[Path, Row] = {}  # the first row of each file
+
+    def go_through(self, split: str, corpus: Corpus, progress: Progress) -> None:
+        n = 0
+        for batch in _batches(self.data, corpus, f"checking {split}", progress, lambda: f"{n:,} rows"):
+            n += len(batch.rows)
+            if split == "train":
+                for column, file in tokenizer_files(self.data).items():
+                    self.characters[file].add(batch.texts[column])
+            if label_column(self.data):
+                for row in batch.rows:
+                    self._label(row, split)
+        if split == "train" and self.data.task == "classify" and not self.data.columns:
+            self._refuse_header()
+
+    def _label(self, row: Row, split: str) -> None:
+        for i, label in enumerate(row.labels):
+            place = f"{row.file.path}: line {row.line + i}"
+            if not label:
+                raise InputError(f"{place}: the label is missing")
+            if split == "train":
+                self.heads.setdefault(row.file.path, row)
+                self.labels[label] += 1
+            elif label not in self.labels:
+                raise InputError(f"{place}: label {label!r} is not in the training data; {suggest(label, self.labels)}")
+
+    def _refuse_header(self) -> None:
+        """A label that only first lines have, where all others recur, is the name of a column."""
+        heads = Counter(row.labels[0] for row in self.heads.values() if row.file.format in ("csv", "tsv"))
+        rare = [label for label, n in self.labels.items() if n in (1, heads[label])]
+        if len(rare) == 1 < len(self.labels) and rare[0] in heads:
+            row = next(row for row in self.heads.values() if row.labels == rare)
+            raise InputError(
+                f"{row.file.path}: line {row.line} looks like a header: label {rare[0]!r} is nowhere else; say"
+                f' columns = {json.dumps(row.values, ensure_ascii=False)}, or columns = ["1", "2"] if it is none'
+            )
+
+
+# ---------------------------------------------------------------------------------------
+# Second: the tokenizer, or one a side
+
+
+def _tokenizers(
+    data: recipe.Data, corpus: Corpus, survey: Survey, progress: Progress
+) -> tuple[dict[str, Tokenizer], dict[str, dict[str, Any]]]:
+    """The tokenizers by their files' names, and what the manifest says of each."""
+    tokenizers: dict[str, Tokenizer] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    for file, characters in survey.characters.items():
+        every = math.ceil(characters.total / SAMPLE)
+        if data.tokenizer.file is not None:
+            tokenizer = Tokenizer.load(data.tokenizer.file)
+            origin: dict[str, Any] = {"from": data.tokenizer.file, **_hashes([Path(data.tokenizer.file)]).popitem()[1]}
+        else:
+            columns = [column for column, its in tokenizer_files(data).items() if its == file]
+            texts = _sample(data, corpus, columns, every, progress)
+            tokenizer = Tokenizer.train(texts, data.tokenizer, characters)
+            origin = {"characters": characters.total, "learned_from": f"1 text in {every}"}
+        special = {role: getattr(tokenizer, role) for role in SPECIAL}
+        tokenizers[file], facts[file] = tokenizer, {**origin, "vocab_size": len(tokenizer), "special": special}
+    return tokenizers, facts
+
+
+def _sample(
+    data: recipe.Data, corpus: Corpus, columns: list[str], every: int, progress: Progress
+) -> Iterator[str]:
+    stage = f"learning {' and '.join(columns)} tokens"
+    for batch in _batches(data, corpus, stage, progress):
+        for column in columns:
+            yield from batch.texts[column][::every]
+    progress(stage, 0, 0, "merging")
+
+
+# ---------------------------------------------------------------------------------------
+# Third: ids
+
+
+class Writer:
+    """The columns of one split, on their way through the filters to disk."""
+
+    def __init__(self, data: recipe.Data, folder: Path, split: str, packers: dict[str, Packer], labels: list[str]):
+        self.data, self.split = data, split
+        self.labels = {label: i for i, label in enumerate(labels)}
+        self.packers = {column: packers[file] for column, file in tokenizer_files(data).items()}
+        self.columns = {name: Column(folder, split, name, packer.dtype) for name, packer in self.packers.items()}
+        if data.task == "classify":
+            self.columns["label"] = Column(folder, split, "label", np.dtype("i4"), ragged=False)
+        if data.task == "tag":
+            self.columns["tag"] = Column(folder, split, "tag", np.dtype("i2" if len(labels) < 2**15 else "i4"))
+        self.dropped: Counter[str] = Counter()
+        self.n_read = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.columns[name].size for name in self.packers)
+
+    def add(self, batch: Batch) -> None:
+        self.n_read += batch.n_empty
+        self.dropped["empty"] += batch.n_empty
+        if self.data.task in ("generate", "fill"):
+            begins = [row.values[1] for row in batch.rows]
+            self.n_read += sum(begins)
+            self.columns["text"].add(self.packers["text"](batch.texts["text"], begins), begins)
+            return
+        self.n_read += len(batch.rows)
+        if self.data.task == "tag":
+            packed = self._tagged(batch.rows)
+        else:
+            packed = {name: packer(batch.texts[name]) for name, packer in self.packers.items()}
+        if self.data.task == "classify":
+            packed["label"] = [self.labels[row.labels[0]].to_bytes(4, "little") for row in batch.rows]
+        keep = self._filter([[len(row) // self.packers[n].dtype.itemsize for row in packed[n]] for n in self.packers])
+        for name, rows in packed.items():
+            self.columns[name].add([row for row, kept in zip(rows, keep, strict=True) if kept])
+
+    def _tagged(self, rows: list[Row]) -> dict[str, list[bytes]]:
+        """The ids of each row's words, and the tag of each word: at its first id, with -1 at the others."""
+        packer, column = self.packers["text"], self.columns["tag"]
+        packed: dict[str, list[bytes]] = {"text": [], "tag": []}
+        for row in rows:
+            words = packer.words_of(row.values[0])
+            if not all(words):
+                words = []  # nothing is left of a word, in a tokenizer from elsewhere: as if the row were empty
+            tags = [[self.labels[tag], *[-1] * (len(word) - 1)] for word, tag in zip(words, row.labels, strict=False)]
+            packed["text"].append(np.array([id for word in words for id in word], packer.dtype).tobytes())
+            packed["tag"].append(np.array([tag for word in tags for tag in word], column.dtype).tobytes())
+        return packed
+
+    def _filter(self, lengths: list[list[int]]) -> list[bool]:
+        """Which rows stay, by the lengths of their texts; each that goes is counted once."""
+        n = np.array(lengths)
+        longest, shortest = n.sum(axis=0) if self.data.task == "classify" else n.max(axis=0), n.min(axis=0)
+        filters = {"empty": shortest == 0, "too long": longest > self.data.max_tokens}
+        if self.data.max_ratio is not None and self.data.task == "translate":
+            filters["ratio"] = longest > shortest * self.data.max_ratio
+        keep = np.ones(n.shape[1], bool)
+        for reason, bad in filters.items():
+            self.dropped[reason] += int((keep & bad).sum())
+            keep &= ~bad
+        return keep.tolist()
+
+    def finish(self) -> dict[str, Any]:
+        """Close the files; what the manifest says of this split, and of the one that is held out of it."""
+        first, *_ = self.columns.values()
+        n = len(first.ends)
+        if n == 0:
+            why = {
+                "empty": "empty",
+                "too long": f"longer than max_tokens ({self.data.max_tokens})",
+                "ratio": f"beyond max_ratio ({self.data.max_ratio})",
+            }
+            reasons = [f"{count:,} {why[reason]}" for reason, count in self.dropped.items() if count]
+            raise InputError(f"{self.split}: no example is left of {self.n_read:,}: {', '.join(reasons) or 'no rows'}")
+        parts = {self.split: self.columns}
+        if self.data.hold_out:
+            parts["valid"] = self._hold_out(n)
+        facts: dict[str, Any] = {
+            split: {
+                "examples": len(columns[first.name].ends),
+                "columns": {name: column.close() for name, column in columns.items()},
+            }
+            for split, columns in parts.items()
+        }
+        facts[self.split] |= {"read": self.n_read, "dropped": dict(self.dropped)}
+        return facts
+
+    def _hold_out(self, n: int) -> dict[str, Column]:
+        """The last share: of the tokens where texts are one long stream, else of the examples."""
+        share = self.data.hold_out
+        if self.data.task in ("generate", "fill"):
+            column = self.columns["text"]
+            at = column.size - round(share * column.size)
+            row = int(np.searchsorted(column.ends, at, side="right"))
+            if 0 < at < column.size:
+                return {"text": column.split_off("valid", row, at)}
+            raise InputError(f"hold_out ({share}) of {column.size:,} tokens leaves none on one side")
+        row = n - round(share * n)
+        if not 0 < row < n:
+            raise InputError(f"hold_out ({share}) of {n:,} examples leaves none on one side")
+        held = {c.name: c.split_off("valid", row, c.ends[row - 1]) for c in self.columns.values()}
+        name = label_column(self.data)
+        if name is not None:
+            known, there = self.columns[name].unique(), held[name].unique()
+            missing = [label for label, i in self.labels.items() if i in there - known]
+            if missing:
+                raise InputError(
+                    f"hold_out ({share}): label {missing[0]!r} is held out whole; shuffle the file, or give valid files"
+                )
+        return held

@@ -1,0 +1,397 @@
+"""Raw files to rows of text: which files, how each is opened, and what a row of it is.
+
+Nothing here knows ids. A row comes with its file and line, so that whoever finds a fault in it can say where. Files are
+read as a stream, however long; what is wrong with one is an :class:`InputError`. Lines end where ``\\n`` says so, and
+nowhere else. Images will have a reader of their own beside these.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import gzip
+import importlib
+import io
+import itertools
+import json
+import lzma
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard import recipe
+from regard.data.tokenizer import cut
+from regard.schema import InputError
+
+TABLES = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+COMPRESSED = (".gz", ".xz", ".zst")
+PART = 1 << 18  # characters of a document that are handed on together
+_BLANKS = re.compile("[ \t]+")
+
+
+class Row(NamedTuple):
+    """What a file says in one place: texts, and a label where there is one.
+
+    For documents ``values`` is a part of the text and whether a document begins with it; for tags, words and tags.
+    """
+
+    file: File
+    line: int
+    values: tuple[Any, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        """The tags of words, or the one label of a text."""
+        last = self.values[-1]
+        return last if isinstance(last, list) else [last]
+
+
+class Corpus:
+    """The files of a split, to be gone through as often as needed."""
+
+    def __init__(self, data: recipe.Data, files: recipe.Files):
+        self.data = data
+        sources, targets = find(files.source), find(files.target)
+        self.files = find(files.files) + sources + targets
+        if len(sources) != len(targets):
+            raise InputError(f"{len(sources)} source files and {len(targets)} target files: give as many of each")
+        self.pairs = list(zip(sources, targets, strict=True))
+
+    def rows(self) -> Iterator[Row]:
+        columns, task = self.data.columns, self.data.task
+        for source, target in self.pairs:
+            yield from _parallel(source, target)
+        for file in self.files[2 * len(self.pairs) :]:
+            if task == "tag":
+                found: Iterator[tuple[int, tuple[Any, ...]]] = _conll(file, columns)
+            elif task in ("generate", "fill"):
+                found = _documents(file, self.data)
+            else:
+                found = _table(file, columns, len(columns) or 2, label=task == "classify")
+            yield from (Row(file, line, values) for line, values in found)
+
+
+def find(patterns: Sequence[str]) -> list[File]:
+    """The files that paths, globs and folders stand for, in the order of their names.
+
+    >>> find(["nowhere/*.txt"])
+    Traceback (most recent call last):
+    regard.schema.InputError: nowhere/*.txt: no file matches; paths are relative to where you are
+    """
+    found: list[File] = []
+    for pattern in patterns:
+        path = Path(pattern).expanduser()
+        matches = [path] if path.exists() else map(Path, glob.glob(str(path), recursive=True))
+        inside = [file for match in sorted(matches) for file in (_inside(match) if match.is_dir() else [match])]
+        if not inside:
+            raise InputError(f"{pattern}: no file matches; paths are relative to where you are")
+        found += map(File, inside)
+    return found
+
+
+def _inside(folder: Path) -> list[Path]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+
+
+# ---------------------------------------------------------------------------------------
+# One file
+
+
+class File:
+    """A file to read, perhaps compressed. ``done`` says how many of its ``size`` bytes have been read."""
+
+    def __init__(self, path: Path):
+        self.path, self.done = path, 0
+        with self._faults():
+            status = path.stat()
+        if not path.is_file():
+            raise InputError(f"{path}: not a file that can be read more than once; write it to disk first")
+        self.size = status.st_size
+        suffixes = [suffix.lower() for suffix in path.suffixes]
+        self.compression = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSED else ""
+        self.suffix = suffixes[-1] if suffixes else ""
+        self.format = TABLES.get(self.suffix, "text")
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Its lines with their numbers, without line ends."""
+        number = 0
+        with self._faults(), self._open() as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    text = line.rstrip(b"\r\n").decode()
+                except UnicodeDecodeError as error:
+                    raise InputError(
+                        f"{self.path}: line {number} is not valid UTF-8 (byte 0x{line[error.start]:02x} after"
+                        f" {error.start}); convert the file to UTF-8"
+                    ) from None
+                yield number, text.removeprefix("\ufeff") if number == 1 else text
+        if number == 0:
+            raise InputError(f"{self.path}: the file is empty")
+        self.done = self.size
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """What goes wrong while reading, as one line that names the file."""
+        try:
+            yield
+        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+            raise InputError(f"{self.path}: damaged or cut short ({error}); fetch the file again") from None
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read ({error.strerror or error})") from None
+
+    @contextmanager
+    def _open(self) -> Iterator[io.BufferedReader]:
+        """The file's bytes, decompressed."""
+        self.done = 0
+        with _Counted(self) as raw, io.BufferedReader(raw, 1 << 20) as packed:
+            if self.compression == ".gz":
+                plain: Any = gzip.GzipFile(fileobj=packed)
+            elif self.compression == ".xz":
+                plain = lzma.LZMAFile(packed)
+            elif self.compression == ".zst":
+                plain = _Zstandard(packed)
+            else:
+                plain = raw
+            with io.BufferedReader(plain, 1 << 20) as file:
+                yield file
+
+
+class _Counted(io.FileIO):
+    """An open file that notes how much of it has been read."""
+
+    def __init__(self, file: File):
+        super().__init__(file.path)
+        self.file = file
+
+    def readinto(self, buffer: Any) -> int:
+        n = super().readinto(buffer) or 0
+        self.file.done += n
+        return n
+
+
+class _Zstandard(io.RawIOBase):
+    """A decompressed stream that notices when the file ends too early, which zstandard's own does not."""
+
+    def __init__(self, packed: io.BufferedReader):
+        self.zstandard = optional("zstandard", "zst files")
+        self.packed, self.frame, self.ready = packed, None, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.ready:
+            chunk = (self.frame.unused_data if self.frame and self.frame.eof else b"") or self.packed.read(1 << 17)
+            if not chunk:
+                if self.frame and not self.frame.eof:
+                    raise EOFError("the last frame has no end")
+                return 0
+            if self.frame is None or self.frame.eof:
+                self.frame = self.zstandard.ZstdDecompressor().decompressobj()
+            try:
+                self.ready = self.frame.decompress(chunk)
+            except self.zstandard.ZstdError as error:
+                raise EOFError(str(error)) from None
+        n = min(len(buffer), len(self.ready))
+        buffer[:n], self.ready = self.ready[:n], self.ready[n:]
+        return n
+
+
+def optional(module: str, what: str) -> Any:
+    """A module of the extra ``files``."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise InputError(f"{what} need {module}; install it: pip install 'regard[files]'") from None
+
+
+# ---------------------------------------------------------------------------------------
+# Rows of each kind of file
+
+
+def _parallel(source: File, target: File) -> Iterator[Row]:
+    """Line by line from two files."""
+    one, other = source.lines(), target.lines()
+    line = 0
+    for first, second in itertools.zip_longest(one, other):
+        if first is None or second is None:
+            longer = line + 1 + sum(1 for _ in (one if second is None else other))
+            counts = (longer, line) if second is None else (line, longer)
+            raise InputError(
+                f"{source.path} has {counts[0]:,} lines and {target.path} {counts[1]:,}: both need as many,"
+                " a sentence and its translation on the same line"
+            )
+        line = first[0]
+        yield Row(source, line, (first[1], second[1]))
+
+
+def _documents(file: File, data: recipe.Data) -> Iterator[tuple[int, tuple[str, bool]]]:
+    """Texts of any length, in parts."""
+    if file.format != "text":
+        for line, (text,) in _table(file, data.columns, 1, label=False):
+            yield line, (text, True)
+    elif data.documents == "line":
+        for line, text in file.lines():
+            yield line, (text, True)
+    else:
+        gathered: list[str] = []  # lines of the document that have not been handed on
+        begins, size, enough = True, 0, PART
+        for line, text in file.lines():
+            if data.documents == "paragraph" and not text.strip():
+                if gathered:
+                    yield line, ("\n".join(gathered), begins)
+                gathered, begins, size, enough = [], True, 0, PART
+                continue
+            gathered.append(text)
+            size += len(text)
+            if size > enough:
+                *parts, rest = cut("\n".join(gathered), PART)
+                for part in parts:
+                    yield line, (part, begins)
+                    begins = False
+                gathered, size, enough = [rest], len(rest), len(rest) + PART
+        if gathered:
+            yield line, ("\n".join(gathered), begins)
+
+
+def _conll(file: File, columns: tuple[str, ...]) -> Iterator[tuple[int, tuple[list[str], list[str]]]]:
+    """A word a line, a blank line after each sentence."""
+    if file.format not in ("text", "tsv"):
+        raise InputError(f"{file.path}: tags are read from conll files: a word and its tag a line, blank between")
+    if any(not column.isdigit() for column in columns):
+        raise InputError(f"columns ({', '.join(columns)}): conll files have no header; give numbers, from 1")
+    word, tag = (int(column) - 1 for column in columns) if columns else (0, -1)
+    least = 1 + max(word, tag, 1)
+    words: list[str] = []
+    tags: list[str] = []
+    for line, text in itertools.chain(file.lines(), [(0, "")]):
+        cells = _BLANKS.split(text.strip(" \t")) if text.strip() else []
+        if cells and cells[0] != "-DOCSTART-":
+            if len(cells) < least:
+                raise InputError(f"{file.path}: line {line} has {_columns(cells)}, and column {least} is needed")
+            words.append(cells[word])
+            tags.append(cells[tag])
+            last = line
+        elif words:
+            yield last - len(words) + 1, (words, tags)
+            words, tags = [], []
+
+
+def _table(file: File, columns: tuple[str, ...], n: int, *, label: bool) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Some columns of a table; a blank line is a row of empty texts."""
+    if file.format == "text":
+        raise InputError(
+            f"{file.path}: the extension {file.suffix or '(none)'!r} does not say how columns are told apart;"
+            f" known: {', '.join(TABLES)}, and {', '.join(COMPRESSED)} after them"
+        )
+    if file.format in ("jsonl", "parquet"):
+        yield from (_jsonl if file.format == "jsonl" else _parquet)(file, columns, n, label=label)
+        return
+    read = (_csv if file.format == "csv" else _tsv)(file)
+    if all(column.isdigit() for column in columns):
+        wanted = [int(column) - 1 for column in columns] or list(range(n))
+    else:
+        _, header = next(read)
+        wanted = [header.index(column) for column in _present(file, columns, header)]
+    least = 1 + max(wanted)
+    for line, cells in read:
+        if len(cells) >= least:
+            yield line, tuple([cells[i] for i in wanted])
+        elif not "".join(cells).strip():
+            yield line, ("",) * n
+        else:
+            raise InputError(f"{file.path}: line {line} has {_columns(cells)}, and column {least} is needed")
+
+
+def _tsv(file: File) -> Iterator[tuple[int, list[str]]]:
+    """Quotes mean nothing: what stands between two tabs is a cell."""
+    return ((line, text.split("\t")) for line, text in file.lines())
+
+
+def _csv(file: File) -> Iterator[tuple[int, list[str]]]:
+    """Cells in quotes may hold commas and line ends."""
+    csv.field_size_limit(sys.maxsize)
+    reader = csv.reader((f"{text}\n" for _, text in file.lines()), strict=True)
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise InputError(f"{file.path}: line {reader.line_num} is not valid CSV ({error})") from None
+        yield reader.line_num, cells
+
+
+def _jsonl(file: File, columns: tuple[str, ...], n: int, *, label: bool) -> Iterator[tuple[int, tuple[str, ...]]]:
+    for line, text in file.lines():
+        if not text.strip():
+            yield line, ("",) * n
+            continue
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{file.path}: line {line} is not JSON ({error})") from None
+        if not isinstance(value, dict):
+            raise InputError(f"{file.path}: line {line} is not an object: {{...}} with a key for each column")
+        columns = columns or _first(file, list(value), n)
+        place = f"{file.path}: line {line}"
+        yield line, _texts(place, columns, [value[key] for key in _present(file, columns, value, line)], label)
+
+
+def _parquet(file: File, columns: tuple[str, ...], n: int, *, label: bool) -> Iterator[tuple[int, tuple[str, ...]]]:
+    parquet, arrow = optional("pyarrow.parquet", "parquet files"), optional("pyarrow", "parquet files")
+    if file.compression:
+        raise InputError(f"{file.path}: parquet is compressed inside; unpack the {file.compression} around it")
+    line = 0
+    try:
+        with file._faults(), parquet.ParquetFile(file.path) as table:
+            names = table.schema_arrow.names
+            columns = columns or _first(file, names, n)
+            wanted = _present(file, columns, names)
+            for batch in table.iter_batches(columns=list(dict.fromkeys(wanted)), batch_size=4096):
+                for values in zip(*(batch.column(name).to_pylist() for name in wanted), strict=True):
+                    line += 1
+                    yield line, _texts(f"{file.path}: row {line}", columns, values, label)
+                file.done = file.size * line // max(table.metadata.num_rows, 1)
+    except arrow.ArrowException as error:
+        raise InputError(f"{file.path}: not a parquet file, or cut short ({str(error).splitlines()[0]})") from None
+    if line == 0:
+        raise InputError(f"{file.path}: the file is empty")
+
+
+def _texts(place: str, names: Sequence[str], values: Iterable[Any], label: bool) -> tuple[str, ...]:
+    """Values as texts; a label may also be a number, or true and false."""
+    texts: list[str] = []
+    for i, (name, value) in enumerate(zip(names, values, strict=True)):
+        if value is None:
+            value = ""
+        elif isinstance(value, int | float) and label and i == len(names) - 1:
+            value = json.dumps(value)
+        if not isinstance(value, str):
+            raise InputError(f"{place}: column {name!r} ({json.dumps(value, default=str)}) must be text")
+        if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+            raise InputError(f"{place}: column {name!r} has half of a surrogate pair, which is no character")
+        texts.append(value)
+    return tuple(texts)
+
+
+def _present(file: File, columns: Sequence[str], there: Any, line: int = 1) -> Sequence[str]:
+    for column in columns:
+        if column not in there:
+            raise InputError(f"{file.path}: line {line} has no column {column!r}; there are {', '.join(there)}")
+    return columns
+
+
+def _first(file: File, names: Sequence[str], n: int) -> tuple[str, ...]:
+    if len(names) < n:
+        raise InputError(f"{file.path}: {_columns(names)} ({', '.join(names)}), and {n} are needed")
+    return tuple(names[:n])
+
+
+def _columns(cells: Sequence[str]) -> str:
+    return f"{len(cells)} column{'s' if len(cells) > 1 else ''}"

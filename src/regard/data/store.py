@@ -1,0 +1,192 @@
+"""The data directory: what ``prepare`` writes and training reads.
+
+Ids lie in plain files, little-endian, one row after another, with the ends of the rows in a file beside them; they are
+mapped into memory and never read as a whole. ``manifest.json`` says what is there, what it was made from, and the
+hashes of both.
+
+    manifest.json  tokenizer.json  [source.tokenizer.json]
+    train.source.bin  train.source.ends.bin  train.target.bin ...  valid.source.bin ...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from array import array
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.data.tokenizer import Tokenizer
+from regard.schema import InputError
+
+FORMAT = 1  # of the directory; another one is refused
+
+
+class Ragged:
+    """Rows of different lengths, all in one array: row ``i`` ends before ``ends[i]`` and begins where the last ended.
+
+    >>> rows = Ragged(np.array([5, 6, 7]), np.array([1, 3]))
+    >>> len(rows), rows[1].tolist(), rows.lengths.tolist()
+    (2, [6, 7], [1, 2])
+    """
+
+    def __init__(self, ids: np.ndarray, ends: np.ndarray):
+        self.ids, self.ends = ids, ends
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        i = range(len(self))[i]  # counts from the end, and refuses what is not there
+        return self.ids[self.ends[i - 1] if i else 0 : self.ends[i]]
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.ends, prepend=0)
+
+
+class DataDir:
+    """A data directory, opened. Its files have the sizes that the manifest says; :meth:`verify` also checks the hashes.
+
+    >>> DataDir("nowhere")
+    Traceback (most recent call last):
+    regard.schema.InputError: nowhere: not a data directory (no manifest.json); make one: regard prepare RECIPE
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        try:
+            self.manifest: dict[str, Any] = json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))
+            version = self.manifest["format"]
+        except OSError:
+            raise InputError(
+                f"{path}: not a data directory (no manifest.json); make one: regard prepare RECIPE"
+            ) from None
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{self.path / 'manifest.json'}: damaged; {_AGAIN}") from None
+        if version != FORMAT:
+            raise InputError(f"{path}: format {version}, and this regard reads {FORMAT}; {_AGAIN}")
+        for name, expected in self.manifest["files"].items():
+            file = self.path / name
+            size = file.stat().st_size if file.is_file() else None
+            if size != expected["bytes"]:
+                found = "missing" if size is None else f"{size:,} bytes"
+                raise InputError(f"{file}: {found}, and the manifest says {expected['bytes']:,} bytes; {_AGAIN}")
+
+    @property
+    def task(self) -> str:
+        return self.manifest["task"]
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the labels, by their ids: of texts for classify, of words for tag."""
+        return self.manifest["labels"]
+
+    @property
+    def splits(self) -> list[str]:
+        return list(self.manifest["splits"])
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Of the text that is written, or the only one."""
+        return Tokenizer.load(self.path / "tokenizer.json")
+
+    @cached_property
+    def source_tokenizer(self) -> Tokenizer:
+        """Of the text that is read: the same object where there is one for both."""
+        own = self.path / "source.tokenizer.json"
+        return Tokenizer.load(own) if own.name in self.manifest["files"] else self.tokenizer
+
+    def tokenizer_of(self, column: str) -> Tokenizer:
+        return self.source_tokenizer if column == "source" else self.tokenizer
+
+    def split(self, name: str) -> dict[str, Ragged | np.ndarray]:
+        """The columns of a split, mapped into memory."""
+        if name not in self.splits:
+            raise InputError(f"{self.path}: no split {name!r}; there are {', '.join(self.splits)}")
+        columns: dict[str, Ragged | np.ndarray] = {}
+        for column, facts in self.manifest["splits"][name]["columns"].items():
+            values = _map(self.path / f"{name}.{column}.bin", facts["dtype"])
+            ragged = "tokens" in facts
+            columns[column] = Ragged(values, _map(self.path / f"{name}.{column}.ends.bin", "int64")) if ragged else values
+        return columns
+
+    def verify(self) -> None:
+        """Check the hash of every file; a changed one is an error that names it."""
+        for name, expected in self.manifest["files"].items():
+            if sha256(self.path / name) != expected["sha256"]:
+                raise InputError(f"{self.path / name}: altered since it was prepared (its hash differs); {_AGAIN}")
+
+
+_AGAIN = "prepare the data again"
+
+
+def _map(path: Path, dtype: str) -> np.ndarray:
+    return np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---------------------------------------------------------------------------------------
+# Writing
+
+
+class Column:
+    """One column of a split, on its way to disk: rows of ids, or (not ragged) a number a row."""
+
+    def __init__(self, folder: Path, split: str, name: str, dtype: np.dtype, *, ragged: bool = True):
+        self.folder, self.name, self.dtype, self.ragged = folder, name, np.dtype(dtype).newbyteorder("<"), ragged
+        self.path = folder / f"{split}.{name}.bin"
+        self.file = self.path.open("wb")
+        self.ends = array("q")  # 8 bytes a row are all that stays in memory
+        self.size = 0
+
+    def add(self, rows: Sequence[bytes], begins: Sequence[bool] | None = None) -> None:
+        """Write rows of packed ids; those that do not begin one are added to the row before."""
+        for i, row in enumerate(rows):
+            self.size += len(row) // self.dtype.itemsize
+            if begins is None or begins[i]:
+                self.ends.append(self.size)
+            else:
+                self.ends[-1] = self.size
+        self.file.write(b"".join(rows))
+
+    def split_off(self, split: str, row: int, at: int) -> Column:
+        """The last ids, from number ``at`` on, as the same column of another split; ``row`` is where they begin."""
+        self.file.flush()
+        rest = Column(self.folder, split, self.name, self.dtype, ragged=self.ragged)
+        rest.ends = array("q", [end - at for end in self.ends[row:]])
+        rest.size = self.size - at
+        with self.path.open("rb") as file:
+            file.seek(at * self.dtype.itemsize)
+            shutil.copyfileobj(file, rest.file)
+        self.file.truncate(at * self.dtype.itemsize)
+        before = self.ends[row - 1] if row else 0
+        self.ends = self.ends[:row]
+        if before < at:  # the cut goes through a row
+            self.ends.append(at)
+        self.size = at
+        return rest
+
+    def unique(self) -> set[int]:
+        """The numbers that occur."""
+        self.file.flush()
+        return set(np.unique(np.fromfile(self.path, self.dtype)).tolist())
+
+    def close(self) -> dict[str, Any]:
+        """Finish the files; what the manifest says of them."""
+        self.file.close()
+        facts: dict[str, Any] = {"dtype": self.dtype.name}
+        if self.ragged:
+            ends = np.array(self.ends, "<i8")
+            ends.tofile(self.path.with_suffix(".ends.bin"))
+            facts |= {"tokens": self.size, "longest": int(np.diff(ends, prepend=0).max(initial=0))}
+        return facts

@@ -1,0 +1,361 @@
+"""Text to ids and back, over the ``tokenizers`` library.
+
+Our own tokenizers are one model in three sizes: byte-pair merges (Sennrich et al. 2016) over the characters of the text
+(``bpe``), its characters alone (``characters``), or nothing (``bytes``). Whatever has no token of its own becomes the
+bytes of its UTF-8 form, so nothing is unknown and text comes back as it was, up to the declared normalisation. Spaces
+stay spaces: a word carries the one before it, and ``bpe`` puts one before the first, which decoding takes away again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+
+from regard import recipe
+from regard.schema import InputError
+
+SPECIAL = {  # the first name of each is ours; a tokenizer from elsewhere may have one of the others
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "[pad]"),
+    "start": ("<s>", "[CLS]", "<bos>", "[BOS]", "<|startoftext|>", "<|begin_of_text|>", "[cls]"),
+    "end": ("</s>", "[SEP]", "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "[sep]"),
+    "mask": ("<mask>", "[MASK]", "<|mask|>", "[mask]"),
+}
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+COVERAGE = 0.9999  # of the text's characters have a token of their own; the rarest are left to bytes
+
+# Words, numbers up to three digits and runs of signs, each with the space before it; line ends; other spaces.
+WORDS = r"[\r\n]+| ?[\p{L}\p{M}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
+
+# Between two words: here a text can be cut, and both sides normalise and split as they would together.
+BETWEEN = re.compile(r"(?<=\S)(?=(?: |\n+)\S)")
+LINE_ENDS = re.compile(r"\n+")
+
+
+class Tokenizer:
+    """Ids for text, and four special ones: ``pad``, ``start``, ``end`` and ``mask``.
+
+    >>> mine = Tokenizer.train(["a dog runs"], recipe.Tokenizer(kind="bytes"))
+    >>> mine.encode("dog"), mine.decode([104, 115, 107]), len(mine)
+    ([104, 115, 107], 'dog', 260)
+    >>> mine.pad, mine.start, mine.end, mine.mask
+    (0, 1, 2, 3)
+    """
+
+    pad: int
+    start: int
+    end: int
+    mask: int
+
+    def __init__(self, inner: tokenizers.Tokenizer):
+        for role, names in SPECIAL.items():
+            name = next((name for name in names if inner.token_to_id(name) is not None), names[0])
+            inner.add_special_tokens([AddedToken(name, special=True, normalized=False)])
+            setattr(self, role, inner.token_to_id(name))
+        inner.no_padding()
+        inner.no_truncation()
+        inner.encode_special_tokens = True  # "<pad>" in a text is text
+        self._inner = self._encoder = inner
+        self._size = 1 + max(inner.get_vocab(with_added_tokens=True).values())
+
+        state = json.loads(inner.to_str())
+        steps = (state["normalizer"] or {}).get("normalizers", [])
+        pattern = (state["pre_tokenizer"] or {}).get("pattern")
+        self.splits_words = steps[-1:] == [_PREPEND] and pattern == {"Regex": WORDS}
+        self._prefix = " " if self.splits_words else ""
+        if self.splits_words:  # put the first space there ourselves: the rest of a text that was cut has none
+            self._encoder = tokenizers.Tokenizer.from_str(
+                json.dumps({**state, "normalizer": {**state["normalizer"], "normalizers": steps[:-1]}})
+            )
+            self._encoder.encode_special_tokens = True
+        self.words_stand_alone = self.encode("a a") == 2 * self.encode("a")
+
+    # -- where tokenizers come from and go to ---------------------------------------------
+
+    @classmethod
+    def train(
+        cls, texts: Iterable[str], config: recipe.Tokenizer, characters: Characters | None = None
+    ) -> Tokenizer:
+        """Learn one from text. ``characters`` counts those of the text, where that is known; then ``texts`` is gone
+        through once, and may be a part of it.
+
+        >>> len(Tokenizer.train(["aab"], recipe.Tokenizer(kind="characters")))
+        262
+        """
+        if config.kind == "bytes":
+            return cls(_build([], [], config))
+        if characters is None:
+            texts = list(texts)
+            characters = Characters(config)
+            characters.add(texts)
+        if config.kind == "characters":
+            return cls(_build(characters.common(), [], config))
+
+        room = config.vocab_size - len(SPECIAL) - len(BYTES)
+        alphabet = characters.common()[:room]
+        trainer = trainers.BpeTrainer(
+            vocab_size=room,
+            min_frequency=2,
+            initial_alphabet=alphabet,
+            limit_alphabet=len(alphabet),
+            show_progress=False,
+        )
+        learner = _build([], [], config)
+        learner.train_from_iterator(texts, trainer)
+        model = json.loads(learner.to_str())["model"]
+        most = len(model["vocab"]) + len(SPECIAL) + len(BYTES)
+        if most < config.vocab_size:
+            possible = not any(config.replace(vocab_size=most).problems())
+            way_out = "choose that or less" if possible else 'choose kind = "characters"'
+            raise InputError(f"vocab_size ({config.vocab_size}): the text supports at most {most}; {way_out}")
+        return cls(_build(sorted(alphabet), model["merges"], config))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """Any tokenizer.json. Its special tokens are found by their customary names; those it lacks are added.
+
+        >>> Tokenizer.load("nowhere.json")
+        Traceback (most recent call last):
+        regard.schema.InputError: nowhere.json: cannot be read (No such file or directory)
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError:
+            raise InputError(f"{path}: not a tokenizer.json (not valid UTF-8)") from None
+        try:
+            inner = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises nothing more precise
+            raise InputError(f"{path}: not a tokenizer.json ({error})") from None
+        return cls(inner)
+
+    def save(self, path: str | Path) -> None:
+        """Write a tokenizer.json, whole or not at all."""
+        path = Path(path)
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text(self._inner.to_str(pretty=True), encoding="utf-8")
+        os.replace(partial, path)
+
+    # -- text and ids ----------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._size
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text, without special tokens, on all cores."""
+        parts = [[*cut(self.open(text), _LONGEST)] for text in texts]
+        encoded = iter(self.encode_parts([part for row in parts for part in row]))
+        return [[id for _ in row for id in next(encoded)] for row in parts]
+
+    def encode_words(self, words: list[str]) -> list[list[int]]:
+        """The ids of each word of a sentence; one after another, they are those of the words with spaces between.
+
+        >>> Tokenizer.train([], recipe.Tokenizer(kind="bytes")).encode_words(["a", "b"])
+        [[101], [36, 102]]
+        """
+        space = "" if self.words_stand_alone else " "
+        return self.encode_batch([space * (i > 0) + word for i, word in enumerate(words)])
+
+    def open(self, text: str) -> str:
+        """A text as ``encode_parts`` takes it, and as ``cut`` cuts it."""
+        return self._prefix + text if text else text
+
+    def encode_parts(self, parts: list[str]) -> list[list[int]]:
+        """The ids of each part of texts that were opened and cut; together they are those of the texts."""
+        return [e.ids for e in self._encoder.encode_batch_fast(parts, add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; special tokens are skipped. For our own, ``decode(encode(x)) == normalise(x)``."""
+        return self._inner.decode([int(id) for id in ids], skip_special_tokens=True)
+
+    def normalise(self, text: str) -> str:
+        """A text as it comes back: in the declared Unicode form and case."""
+        normaliser = self._encoder.normalizer
+        return text if normaliser is None else normaliser.normalize_str(text)
+
+    # -- for people --------------------------------------------------------------------------
+
+    def token(self, id: int) -> str:
+        """One token to look at: spaces as ▁, what cannot be printed escaped.
+
+        >>> Tokenizer.train([" \\n"], recipe.Tokenizer(kind="characters")).token(260)
+        '\\\\n'
+        """
+        name = self._inner.id_to_token(id)
+        if name is None:
+            return f"<{id}>"
+        if isinstance(self._inner.decoder, decoders.ByteLevel) and id not in self._inner.get_added_tokens_decoder():
+            text = self._inner.decoder.decode([name])
+            name = name if "\ufffd" in text else text
+        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in name.replace(" ", "▁"))
+
+    @property
+    def byte_ids(self) -> list[int]:
+        """The ids of the tokens that stand for one byte each, where there are such."""
+        return [id for name in BYTES if (id := self._inner.token_to_id(name)) is not None]
+
+
+def cut(text: str, size: int) -> Iterator[str]:
+    """A text in parts of about ``size`` characters, each but the first beginning with the space or line ends before a
+    word.
+
+    >>> list(cut(" a dog runs\\non", 3))
+    [' a dog', ' runs', '\\non']
+    """
+    start = 0
+    while len(text) - start > size and (found := BETWEEN.search(text, start + size)):
+        yield text[start : found.start()]
+        start = found.start()
+    yield text[start:]
+
+
+class Packer:
+    """Many texts to ids, as bytes: much faster than ``encode_batch``, as words that came before are looked up.
+
+    >>> pack = Packer(Tokenizer.train(["a b"], recipe.Tokenizer(kind="bytes")))
+    >>> np.frombuffer(pack(["a b"])[0], pack.dtype).tolist()
+    [101, 36, 102]
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+        self.dtype = np.dtype("<u2" if len(tokenizer) <= 2**16 else "<u4")
+        self.tokens = self.words = 0
+        self._known = _Known(self)
+
+    def __call__(self, texts: Sequence[str], begins: Sequence[bool] | None = None) -> list[bytes]:
+        """The ids of each text; one that does not begin is the part that ``cut`` left of the text before."""
+        if len(self._known) > _REMEMBERED:
+            self._known.clear()
+        size = _SHORT if self.tokenizer.splits_words else _LONGEST
+        rows: list[list[bytes]] = []
+        odd: list[tuple[list[bytes], int, str]] = []  # parts that cannot be looked up, and where they belong
+        for i, text in enumerate(texts):
+            row: list[bytes] = []
+            for part in cut(self.tokenizer.open(text) if begins is None or begins[i] else text, size):
+                words = self._split(part)
+                if not words:
+                    odd.append((row, len(row), part))
+                row.append(b"".join(map(self._known.__getitem__, words)))
+            rows.append(row)
+        for (row, place, _), ids in zip(odd, self.tokenizer.encode_parts([part for *_, part in odd]), strict=True):
+            row[place] = self.pack(ids)
+        packed = [row[0] if len(row) == 1 else b"".join(row) for row in rows]
+        self.tokens += sum(map(len, packed)) // self.dtype.itemsize
+        return packed
+
+    def pack(self, ids: Sequence[int]) -> bytes:
+        return np.array(ids, self.dtype).tobytes()
+
+    def words_of(self, words: list[str]) -> list[list[int]]:
+        """The ids of each word of a sentence."""
+        ids = self.tokenizer.encode_words(words)
+        self.words += len(words)
+        self.tokens += sum(map(len, ids))
+        return ids
+
+    def _split(self, part: str) -> list[str]:
+        """The words of a part, each with the line ends before it, if nothing else but single spaces is between them;
+        else none."""
+        bare = part.split()
+        self.words += len(bare)
+        if not self.tokenizer.splits_words:
+            return []
+        if "\n" not in part:
+            words = part[1:].split(" ")
+            return words if words == bare else []
+        words = LINE_ENDS.sub(r" \g<0>", part)[1:].split(" ")
+        return words if [word.lstrip("\n") for word in words] == bare else []
+
+
+class _Known(dict[str, bytes]):
+    """The packed ids of every word that has come so far."""
+
+    def __init__(self, packer: Packer):
+        self.packer = packer
+
+    def __missing__(self, word: str) -> bytes:
+        (ids,) = self.packer.tokenizer.encode_parts([word if word.startswith("\n") else f" {word}"])
+        self[word] = self.packer.pack(ids)
+        return self[word]
+
+
+class Characters:
+    """How often each character occurs in a text, normalised as a tokenizer will."""
+
+    def __init__(self, config: recipe.Tokenizer):
+        self.config, self.counts = config, np.zeros(0x110000, np.int64)
+
+    def add(self, texts: Iterable[str]) -> None:
+        texts = list(texts)
+        text = "\n".join(texts)  # faster than one by one
+        if self.config.normalise != "none":
+            text = unicodedata.normalize("NFC" if self.config.normalise == "nfc" else "NFKC", text)
+        if self.config.lowercase:
+            text = text.lower()
+        codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+        self.counts += np.bincount(codes, minlength=len(self.counts))
+        self.counts[ord("\n")] -= max(len(texts) - 1, 0)
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    def common(self) -> list[str]:
+        """The most frequent characters, that make up nearly all of the text; the most frequent first.
+
+        >>> characters = Characters(recipe.Tokenizer())
+        >>> characters.add(["abbccc"])
+        >>> characters.common()
+        ['c', 'b', 'a']
+        """
+        occurring = np.flatnonzero(self.counts)
+        order = occurring[np.argsort(-self.counts[occurring], kind="stable")]
+        covered = np.cumsum(self.counts[order])
+        n = 1 + np.searchsorted(covered, math.ceil(COVERAGE * self.total)) if len(order) else 0
+        return [chr(code) for code in order[:n]]
+
+
+# ---------------------------------------------------------------------------------------
+# How ours are put together
+
+_LONGEST = 1 << 18  # characters handed to the library at once; it needs a few hundred bytes for each
+_SHORT = 1 << 12  # characters of a part; where one is odd, no more than that is encoded without looking up
+_REMEMBERED = 1_000_000  # words; then start anew
+_PREPEND = {"type": "Prepend", "prepend": " "}
+
+
+def _build(alphabet: list[str], merges: list[tuple[str, str]], config: recipe.Tokenizer) -> tokenizers.Tokenizer:
+    names = [name for name, *_ in SPECIAL.values()] + BYTES
+    learned = dict.fromkeys([*alphabet, *(first + second for first, second in merges)])
+    # No token is learned that looks like one of these: letters, digits and signs are never parts of the same.
+    assert learned.keys().isdisjoint(names)
+    vocabulary = {name: id for id, name in enumerate([*names, *learned])}
+    inner = tokenizers.Tokenizer(models.BPE(vocabulary, [tuple(pair) for pair in merges], byte_fallback=True))
+    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name, *_ in SPECIAL.values()])
+
+    form = {"none": [], "nfc": [normalizers.NFC()], "nfkc": [normalizers.NFKC()]}[config.normalise]
+    # Lowercase letters may be several characters that the form writes as one, and the form may bring capitals.
+    steps = [*form, *([normalizers.Lowercase(), *form] if config.lowercase else [])]
+    back = [decoders.ByteFallback(), decoders.Fuse()]
+    if config.kind == "bpe":
+        steps.append(normalizers.Prepend(" "))
+        back.append(decoders.Strip(" ", 1, 0))
+        inner.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "isolated")
+    if steps:
+        inner.normalizer = normalizers.Sequence(steps)
+    inner.decoder = decoders.Sequence(back)
+    return inner

@@ -1,0 +1,147 @@
+"""One process or many: what they share, and how a model is spread over them. The model's files know nothing of it.
+
+Started by ``torchrun``, every process takes part of each batch, and the gradients are added up: whole copies of the
+model (DistributedDataParallel), or a shard of every weight each (FSDP2). A part's loss is divided by what the whole
+batch asks for, so that n processes do what one would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from regard.config import InputError
+from regard.nn.blocks import Block
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run, seen from one of them."""
+
+    rank: int
+    size: int
+    device: torch.device
+    shard: bool = False
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and prints."""
+        return self.rank == 0
+
+    @classmethod
+    def join(cls, device: str | None = None, *, shard: bool = False) -> World:
+        """Meet the other processes, if torchrun started any.
+
+        >>> World.join("cpu").size
+        1
+        """
+        kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if kind.startswith("cuda") and not torch.cuda.is_available():
+            raise InputError(f"device ({kind!r}): no GPU is to be seen here; use --device cpu")
+        try:
+            where = torch.device(kind)
+        except RuntimeError:
+            raise InputError(f"device ({kind!r}) must be cpu or cuda") from None
+        if "RANK" not in os.environ:
+            if shard:
+                raise InputError(
+                    "--shard needs several processes; start with torchrun --nproc-per-node N -m regard ..."
+                )
+            return cls(0, 1, where)
+        if where.type == "cuda":
+            where = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(where)
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
+        return cls(dist.get_rank(), dist.get_world_size(), where, shard)
+
+    def leave(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def wrap(self, objective: nn.Module) -> nn.Module:
+        """The module whose calls share their gradients with the other processes."""
+        if self.shard:
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+            mesh = init_device_mesh(self.device.type, (self.size,))
+            for module in objective.modules():
+                if isinstance(module, Block):
+                    fully_shard(module, mesh=mesh)
+                    register_fsdp_forward_method(module, "remember")  # decoding calls it beside forward
+            fully_shard(objective, mesh=mesh)
+            return objective
+        if self.size > 1:
+            return nn.parallel.DistributedDataParallel(objective)
+        return objective
+
+    @contextlib.contextmanager
+    def sharing(self, wrapped: nn.Module, last: bool) -> Iterator[None]:
+        """Gradients are exchanged at the last part of an update alone."""
+        if self.shard:
+            wrapped.set_requires_gradient_sync(last)  # type: ignore[operator]
+        if self.size > 1 and not self.shard and not last:
+            with wrapped.no_sync():  # type: ignore[operator]
+                yield
+        else:
+            yield
+
+    @contextlib.contextmanager
+    def whole(self, wrapped: nn.Module) -> Iterator[None]:
+        """Within, the model's methods can be called one by one: shards of what is outside the blocks are gathered."""
+        if self.shard:
+            wrapped.unshard()  # type: ignore[operator]
+        yield
+        if self.shard:
+            wrapped.reshard()  # type: ignore[operator]
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value
+
+    def any(self, flag: bool) -> bool:
+        """Whether any process says so."""
+        if self.size == 1:
+            return flag
+        return bool(self.sum(torch.tensor(float(flag), device=self.device)) > 0)
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+def local(weights: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """This process's share of each weight, the same memory: what its optimizer works on."""
+    return {name: w.to_local() if isinstance(w, DTensor) else w for name, w in _detached(weights)}
+
+
+def _detached(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    with torch.no_grad():
+        yield from weights
+
+
+def gathered(value: Tensor, like: Tensor) -> Tensor:
+    """The whole of a tensor that is held in shards as ``like`` is; every process must ask."""
+    if not isinstance(like, DTensor):
+        return value
+    whole = DTensor.from_local(value, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+    return whole.full_tensor()
+
+
+def scattered(value: Tensor, like: Tensor) -> Tensor:
+    """This process's share of a whole tensor."""
+    if not isinstance(like, DTensor):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements).to_local()

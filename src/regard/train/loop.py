@@ -1,0 +1,472 @@
+"""Training: batches in, a run directory out. The step is :meth:`Trainer.step`; everything around it is there so that no
+work is lost and a person can watch.
+
+What makes a run repeatable: a step's batch is a function of the step (:mod:`regard.data.batches`), dropout is seeded
+from (seed, step, part, process), the learning rate is a function of the step. A checkpoint therefore holds weights, the
+optimizer's memory and a few numbers, and a run that was killed and resumed ends where it would have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from regard.config import RegardError
+from regard.data.batches import draws, make_batches
+from regard.data.store import DataDir
+from regard.nn import Transformer
+from regard.recipe import Recipe, model_config
+from regard.train import checkpoint, tasks
+from regard.train.compiled import compiled
+from regard.train.distributed import World, gathered, local, scattered
+from regard.train.loader import Loader, Update
+from regard.train.optim import Optimizer, learning_rate
+from regard.train.run import Run
+from regard.train.watch import Watch
+
+
+class Stopped(Exception):
+    """A signal asked for an end; everything is saved."""
+
+    def __init__(self, number: int):
+        self.number = number
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+
+
+class Trainer:
+    """One run: the model, its optimizer, its data, and where it stands."""
+
+    def __init__(self, recipe: Recipe, data: DataDir, run: Run, world: World, watch: Watch):
+        self.recipe, self.data, self.run, self.world, self.watch = recipe, data, run, world, watch
+        self.train, self.device = recipe.train, world.device
+        self.config = model_config(
+            recipe.model,
+            vocab_size=len(data.tokenizer),
+            source_vocab_size=len(data.source_tokenizer),
+            n_labels=len(data.labels),
+        )
+        self.batches = make_batches(data, "train", self.train, self.config)
+        self.held_out = None
+        if "valid" in data.splits:
+            self.held_out = make_batches(data, "valid", self.train, self.config, shuffled=False)
+
+        torch.manual_seed(self.train.seed)
+        self.model = Transformer(self.config).to(self.device)
+        objective = tasks.Objective(self.model, self.train.smoothing, self.train.r_drop)
+        on_gpu = self.device.type == "cuda"
+        precision = self.train.precision or ("bfloat16" if on_gpu else "float32")
+        self.dtype = torch.bfloat16 if precision == "bfloat16" else None  # None: as the weights are
+        if on_gpu if self.train.compile is None else self.train.compile:
+            self._compile(objective)
+        self.objective = world.wrap(objective)
+        self.parameters = dict(self.model.named_parameters())  # whole, or in shards
+        self.weights = local(self.parameters.items())
+        self.optimizer = Optimizer(self.weights, self.train)
+        self.average = {n: w.detach().clone() for n, w in self.weights.items()} if self.train.ema else {}
+
+        # Where it stands: all that a checkpoint holds beside tensors.
+        self.number = 0  # updates done
+        self.parts = self.train.micro_batches
+        self.seconds = 0.0
+        self.best: dict[str, Any] = {}
+        self.bad_validations = 0
+        # On the device: loss, predictions, updates skipped since the last line; skipped in a row; skipped in all.
+        self.sums = torch.zeros(5, dtype=torch.float64, device=self.device)
+        self.last_norm = torch.zeros((), device=self.device)
+        self.begun = time.perf_counter()
+        self.signal = 0
+
+    def _compile(self, objective: nn.Module) -> None:
+        """Packed batches have one shape: recorded once and replayed. Padded ones have many."""
+        if self.world.shard:
+            for block in (m for m in objective.modules() if type(m).__name__ == "Block"):
+                block.compile()
+            return
+        packed = self.data.task in ("generate", "fill") or bool(self.train.packed)
+        objective.forward = compiled(objective.forward, self.device, graphs=packed, dynamic=not packed)  # type: ignore[method-assign]
+
+    # -- the step ----------------------------------------------------------------------
+
+    def step(self, update: Update) -> None:
+        """One update. Losses are sums, divided by what the whole batch asks for: parts and processes add up to it."""
+        share = self.world.size / max(update.size.wanted, 1)  # the engines average over processes
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for i, batch in enumerate(update.parts):
+            torch.manual_seed(_seed(self.train.seed, update.step, i, self.world.rank))
+            torch.compiler.cudagraph_mark_step_begin()
+            with self.world.sharing(self.objective, last=i + 1 == len(update.parts)):
+                with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+                    loss = self.objective(batch.to(self.device))
+                (loss * share).backward()
+            total += loss.detach()
+        self._localise()
+        norm = self._norm()
+        finite = norm.isfinite() & self.world.sum(total).isfinite()
+        self.optimizer.update(learning_rate(self.train, update.step), norm, finite)
+        if self.average:
+            get_ema_multi_avg_fn(self.train.ema)(list(self.average.values()), list(self.weights.values()), None)
+        self._clear()
+        self._count(total, update.size.wanted, norm, finite)
+
+    def _localise(self) -> None:
+        """Under FSDP the optimizer works on this process's shards, and so on their gradients."""
+        if self.world.shard:
+            for name, weight in self.parameters.items():
+                if weight.grad is not None:
+                    self.weights[name].grad = weight.grad.to_local()  # type: ignore[attr-defined]
+
+    def _norm(self) -> Tensor:
+        norm = nn.utils.get_total_norm(self.optimizer.gradients())
+        return self.world.sum(norm**2).sqrt() if self.world.shard else norm
+
+    def _clear(self) -> None:
+        """Forget the gradients. Where several parts add up, their memory is kept: a recorded graph may not own it."""
+        self.optimizer.adam.zero_grad(set_to_none=self.parts == 1 or self.world.shard)
+        if self.world.shard:
+            for weight in self.parameters.values():
+                weight.grad = None
+
+    def _count(self, total: Tensor, wanted: int, norm: Tensor, finite: Tensor) -> None:
+        """Keep the books on the device; nothing is read here."""
+        bad = (~finite).double()
+        now = torch.stack([torch.where(finite, total, 0), finite * wanted, bad, bad, bad])
+        self.sums[3] *= bad  # in a row
+        self.sums += now
+        self.last_norm = norm
+
+    # -- the loop ----------------------------------------------------------------------
+
+    def fit(self) -> None:
+        """Train to the end, or until a signal."""
+        loader = self._loader()
+        try:
+            with self._signals(), self.watch.training(self.number, self.train.steps):
+                self._begin_pace(loader)
+                while self.number < self.train.steps and not self._out_of_patience():
+                    loader = self._advance(loader)
+                    if self._due(self.train.log_every) or self.device.type == "cpu":
+                        self._check_finite()
+                    if self._due(self.train.log_every):
+                        self._log(loader)
+                    if self._due(self.train.valid_every):
+                        self.validate()
+                    stop = self._asked_to_stop()
+                    if self._due(self.train.checkpoint_every) or stop:
+                        self.save(regular=self._due(self.train.checkpoint_every))
+                    if stop and self.number < self.train.steps:
+                        raise Stopped(self.signal or signal.SIGTERM)
+                    if self._due(self.train.valid_every) or self._due(self.train.checkpoint_every):
+                        self._begin_pace(loader)  # what was just done is not training
+        finally:
+            loader.stop()
+        self.finish()
+
+    def _due(self, every: int) -> bool:
+        return self.number % every == 0 or self.number == self.train.steps
+
+    def _loader(self) -> Loader:
+        return Loader(
+            self.batches,
+            self.number + 1,
+            parts=self.parts,
+            rank=self.world.rank,
+            world=self.world.size,
+            pin=self.device.type == "cuda",
+        )
+
+    def _advance(self, loader: Loader) -> Loader:
+        """One update; with less memory than it takes, in twice as many parts."""
+        self.update = next(loader)
+        try:
+            self.step(self.update)
+        except torch.OutOfMemoryError:
+            loader.stop()
+            self._halve()
+            return self._advance(self._loader())
+        self.number += 1
+        self.real_tokens += self.update.size.real
+        self.watch.stepped(self.number)
+        return loader
+
+    def _halve(self) -> None:
+        """Work in twice as many parts from here on. Several processes could not agree on that in the middle of a step."""
+        if self.world.size > 1 or all(len(part.inputs) == 1 for part in self.update.parts):
+            raise RegardError(
+                f"out of memory at step {self.update.step} in {self.parts} parts; raise train.micro_batches, or lower"
+                f" train.batch_tokens ({self.train.batch_tokens})"
+            )
+        self._clear()
+        torch.cuda.empty_cache()
+        self.parts *= 2
+        self.watch.say(f"out of memory: the same batch in {self.parts} parts from step {self.update.step} on")
+
+    def _begin_pace(self, loader: Loader) -> None:
+        self.pace = time.perf_counter(), loader.waited
+        self.real_tokens = 0
+
+    def _log(self, loader: Loader) -> None:
+        """A line of metrics: the only place where the loop waits for the device."""
+        total, count, skipped, _, all_skipped = self.sums.tolist()
+        begun, waited = self.pace
+        took = time.perf_counter() - begun
+        line = {
+            "step": self.number,
+            "kind": "train",
+            "loss": total / count if count else None,
+            "lr": learning_rate(self.train, self.number),
+            "gradient": float(self.last_norm),
+            "skipped": int(skipped),
+            "tokens_per_second": self.real_tokens / took,
+            "waited": (loader.waited - waited) / took,
+            "seconds": self._elapsed(),
+        }
+        self.sums[:3] = 0
+        self._note(line)
+        self.watch.logged(line, int(all_skipped))
+        self._begin_pace(loader)
+
+    def _elapsed(self) -> float:
+        return self.seconds + time.perf_counter() - self.begun
+
+    def _note(self, line: dict[str, Any]) -> None:
+        if self.world.first:
+            # A number that JSON has not is none.
+            self.run.note({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()})
+
+    def _check_finite(self) -> None:
+        """Give up after too many updates in a row whose loss or gradient was not finite, and keep the batch."""
+        in_a_row = int(self.sums[3])
+        if in_a_row < self.train.max_skipped:
+            return
+        path = self.run.path / f"not-finite-step-{self.number}-of-process-{self.world.rank}.safetensors"
+        tensors = {f"{i}.{n}": t for i, part in enumerate(self.update.parts) for n, t in part.tensors().items()}
+        checkpoint.write_weights(path, tensors)
+        raise RegardError(
+            f"step {self.number}: the loss or its gradient was not finite {in_a_row} times in a row; the batch is in"
+            f" {path}, the last checkpoint is intact: lower train.lr ({self.train.lr}), or train.clip ({self.train.clip})"
+        )
+
+    # -- held-out data -----------------------------------------------------------------
+
+    @torch.no_grad()
+    def validate(self) -> None:
+        """Score the held-out data, show what the model says, and keep the weights if they are the best so far."""
+        with self._averaged():
+            found = self.score()
+            better = not self.best or found is None or found["loss"] < self.best["loss"]
+            if better:
+                self.best = {"step": self.number, **(found or {"loss": 0.0})}
+                self.bad_validations = 0
+                self._export(self.weights)
+            else:
+                self.bad_validations += 1
+            if found is None:
+                return
+            self._note({"step": self.number, "kind": "valid", **found})
+            self.watch.validated(self.number, found, self.samples(), best=better)
+
+    def score(self) -> dict[str, float] | None:
+        """Loss and scores on the held-out data; None where there is none."""
+        if self.held_out is None:
+            return None
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        with self._evaluating():
+            for i in range(len(self.held_out)):
+                batch = self.held_out.part(i, self.world.rank, self.world.size).to(self.device)
+                # Sharded weights come together only when the whole module is called.
+                sums += self.objective(batch, True) if self.world.shard else tasks.tally(self.model, batch)
+        return tasks.scores(self.data.task, self.world.sum(sums).tolist())
+
+    def samples(self) -> list[dict[str, str]]:
+        with self._evaluating(), self.world.whole(self.objective):
+            return list(tasks.samples(self.model, self.data))
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        self.objective.eval()
+        with torch.no_grad(), torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+            yield
+        self.objective.train()
+
+    @contextlib.contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Within, the weights are their moving average, if one is kept."""
+        if not self.average:
+            yield
+            return
+        kept = {name: w.detach().clone() for name, w in self.weights.items()}
+        self._put(self.average)
+        yield
+        self._put(kept)
+
+    @torch.no_grad()
+    def _put(self, values: dict[str, Tensor]) -> None:
+        for name, weight in self.weights.items():
+            weight.copy_(values[name])
+
+    def _out_of_patience(self) -> bool:
+        return 0 < self.train.patience <= self.bad_validations
+
+    def finish(self) -> None:
+        """Average the last checkpoints if asked to, and draw the curves."""
+        if self.train.average:
+            self._average_checkpoints()
+        if self.world.first:
+            self.watch.finished(self.run, self.number, self.best, self._elapsed())
+
+    @torch.no_grad()
+    def _average_checkpoints(self) -> None:
+        folders = [f for f in checkpoint.checkpoints(self.run.path) if checkpoint.read_facts(f)["regular"]]
+        folders = folders[-self.train.average :]
+        kept = {n: w.clone() for n, w in self.weights.items()}
+        sums = {n: torch.zeros_like(w, dtype=torch.float64) for n, w in self.weights.items()}
+        for folder in folders:
+            _, tensors = checkpoint.load(folder)
+            for name, value in tensors["weights"].items():
+                sums[name] += scattered(value, self.parameters[name]).to(self.device)
+        self._put({name: total / len(folders) for name, total in sums.items()})
+        found = self.score()
+        if found is None or found["loss"] < self.best["loss"]:
+            self._export(self.weights)
+            self.best = {"step": self.number, **(found or {"loss": 0.0}), "average": len(folders)}
+        if found is not None:
+            self._note({"step": self.number, "kind": "average", "checkpoints": len(folders), **found})
+            self.watch.say(f"average of {len(folders)} checkpoints: loss {found['loss']:.4f}")
+        self._put(kept)
+
+    # -- saving ------------------------------------------------------------------------
+
+    def _export(self, weights: dict[str, Tensor]) -> None:
+        whole = {name: gathered(w, self.parameters[name]) for name, w in weights.items()}
+        if self.world.first:
+            checkpoint.write_weights(self.run.weights, whole)
+
+    def _tensors(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Everything of this run that is a tensor, whole: (file, name, value). Every process must ask for all of it."""
+        for file, weights in (("weights", self.weights), ("ema", self.average)):
+            for name, value in weights.items():
+                yield file, name, gathered(value, self.parameters[name])
+        for what, name, value in self.optimizer.state():
+            yield "optimizer", f"{what}.{name}", value if what == "step" else gathered(value, self.parameters[name])
+
+    def save(self, *, regular: bool) -> None:
+        """A checkpoint of where the run stands. One that a signal asked for, between the regular ones, is not."""
+        facts = {
+            "step": self.number,
+            "regular": regular,
+            "parts": self.parts,
+            "seconds": self._elapsed(),
+            "best": self.best,
+            "bad_validations": self.bad_validations,
+            "sums": self.sums.tolist(),
+        }
+        if self.world.first:
+            checkpoint.save(self.run.path, self.number, self._tensors(), facts)
+            checkpoint.clean(self.run.path, max(self.train.keep, self.train.average))
+        else:
+            for _ in self._tensors():
+                pass
+        self.world.wait()
+
+    @torch.no_grad()
+    def resume(self) -> None:
+        """Stand where the newest checkpoint stands; at the beginning, if there is none."""
+        folders = checkpoint.checkpoints(self.run.path)
+        facts: dict[str, Any] = {"step": 0}
+        if folders:
+            facts, tensors = checkpoint.load(folders[-1])
+            for weights, values in ((self.weights, tensors["weights"]), (self.average, tensors.get("ema", {}))):
+                for name, weight in weights.items():
+                    weight.copy_(scattered(values[name], self.parameters[name]))
+            state: dict[str, dict[str, Tensor]] = {}
+            for key, value in tensors.get("optimizer", {}).items():
+                what, _, name = key.partition(".")
+                like = self.parameters[name]
+                state.setdefault(what, {})[name] = value if what == "step" else scattered(value, like)
+            self.optimizer.load(state)
+            self.number, self.parts, self.seconds = facts["step"], facts["parts"], facts["seconds"]
+            self.best, self.bad_validations = facts["best"], facts["bad_validations"]
+            self.sums.copy_(torch.tensor(facts["sums"], dtype=torch.float64))
+        if self.world.first:
+            checkpoint.clean(self.run.path, max(self.train.keep, self.train.average))
+            self.run.cut_metrics(facts["step"])
+        self.world.wait()
+
+    # -- signals -----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM end the run after the step in hand; a second Ctrl-C at once."""
+
+        def ask(number: int, _frame: Any) -> None:
+            if self.signal and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.signal = number
+            self.watch.say("stopping after this step; again to stop at once, without saving")
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _asked_to_stop(self) -> bool:
+        """Several processes must agree, and to ask takes a wait: not at every step."""
+        if self.world.size > 1:
+            return self.number % 10 == 0 and self.world.any(bool(self.signal))
+        return bool(self.signal)
+
+
+def _seed(*places: int) -> int:
+    return int(draws(*places) >> np.uint64(1))
+
+
+def train(
+    recipe: Recipe | None,
+    data: str | Path | None,
+    run: str | Path,
+    *,
+    resume: bool = False,
+    device: str | None = None,
+    shard: bool = False,
+    watch: Watch | None = None,
+) -> Run:
+    """Train a recipe on a data directory into a run directory, or resume one (then the recipe may be left out)."""
+    place = Run(run)
+    world = World.join(device, shard=shard)
+    try:
+        if resume:
+            if recipe is not None:
+                place.check_recipe(recipe)
+            recipe, opened = place.recipe(), place.open_data(data)
+        else:
+            assert recipe is not None
+            assert data is not None
+            opened = DataDir(Path(data))
+        trainer = Trainer(recipe, opened, place, world, (watch or Watch()) if world.first else Watch(quiet=True))
+        if not resume:
+            if world.first:
+                place.create(recipe, trainer.config, opened)
+            world.wait()
+        else:
+            trainer.resume()
+        trainer.watch.began(trainer)
+        trainer.fit()
+    finally:
+        world.leave()
+    return place

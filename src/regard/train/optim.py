@@ -1,0 +1,83 @@
+"""How weights move: the learning rate as a pure function of the step, and AdamW without a wait for the device.
+
+Clipping and skipping ride on the fused update itself: it divides the gradient by a number on the device, and leaves
+everything as it was where another says so. Nothing is read back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from regard.recipe import Train
+
+
+def learning_rate(train: Train, step: int) -> float:
+    """The rate of update number ``step``, counted from 1.
+
+    >>> train = Train(steps=1000, lr=0.5, warmup=100, schedule="noam")
+    >>> [round(learning_rate(train, step), 4) for step in (1, 50, 100, 400)]
+    [0.005, 0.25, 0.5, 0.25]
+    """
+    if step <= train.warmup:
+        return train.lr * step / train.warmup
+    floor, after = train.final_lr, step - train.warmup
+    rest = max(1, train.steps - train.warmup)
+    match train.schedule:
+        case "noam":
+            return train.lr * math.sqrt(max(train.warmup, 1) / step)
+        case "cosine":
+            share = 0.5 * (1 + math.cos(math.pi * min(1.0, after / rest)))
+        case "wsd":
+            fall = max(1, round(train.steps * train.cooldown))
+            share = min(1.0, max(0, train.steps - step) / fall)
+        case "constant":
+            return train.lr
+    return train.lr * (floor + (1 - floor) * share)
+
+
+class Optimizer:
+    """AdamW over named weights: matrices decay, norms and biases don't."""
+
+    def __init__(self, weights: dict[str, Tensor], train: Train):
+        self.weights, self.train = weights, train
+        groups = [
+            {"params": [w for w in weights.values() if w.dim() >= 2], "weight_decay": train.weight_decay},
+            {"params": [w for w in weights.values() if w.dim() < 2], "weight_decay": 0.0},
+        ]
+        self.adam = torch.optim.AdamW(
+            [g for g in groups if g["params"]],
+            lr=0.0,
+            betas=(train.betas[0], train.betas[1]),
+            eps=train.eps,
+            fused=True,
+        )
+
+    def gradients(self) -> list[Tensor]:
+        return [w.grad for w in self.weights.values() if w.grad is not None]
+
+    def update(self, lr: float, norm: Tensor, finite: Tensor) -> None:
+        """One update with gradients no longer than the recipe allows; none where they are not finite."""
+        for group in self.adam.param_groups:
+            group["lr"] = lr
+        clip = self.train.clip
+        self.adam.grad_scale = (norm / clip).clamp_min(1).float() if clip else None  # type: ignore[attr-defined]
+        self.adam.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        self.adam.step()
+
+    def state(self) -> Iterable[tuple[str, str, Tensor]]:
+        """Everything to resume from: (what, weight's name, tensor)."""
+        for name, weight in self.weights.items():
+            for what, value in self.adam.state[weight].items():
+                yield what, name, value
+
+    def load(self, state: dict[str, dict[str, Tensor]]) -> None:
+        """The other way: ``state[what][name]``."""
+        for name, weight in self.weights.items():
+            entry = {what: values[name] for what, values in state.items() if name in values}
+            # The fused update keeps its counter beside the weights.
+            self.adam.state[weight] = {what: value.to(weight.device) for what, value in entry.items()}
+

@@ -1,0 +1,156 @@
+"""The run directory: what training hands over, and all that the next step needs.
+
+config.json        the recipe, and the model with every value, vocabulary included
+model.safetensors  the weights to use: the best on held-out data so far
+tokenizer.json     (and source.tokenizer.json, labels.json where there are any)
+metrics.jsonl      a line for every few steps and every validation
+curves.png         the same as a picture
+state/             checkpoints, to resume from
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from regard.config import InputError, ModelConfig
+from regard.data.store import DataDir
+from regard.recipe import Recipe
+from regard.schema import from_dict
+from regard.train import checkpoint
+
+FORMAT = 1
+
+
+class Run:
+    """A run directory."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "model.safetensors"
+
+    def create(self, recipe: Recipe, model: ModelConfig, data: DataDir) -> None:
+        """Make the directory, all of it or nothing; one that exists is left alone."""
+        if self.path.exists():
+            last = checkpoint.checkpoints(self.path)
+            if (self.path / "config.json").exists() and last:
+                at = int(last[-1].name.partition("-")[2])
+                way_out = f"go on from step {at} with --resume {self.path}, or choose another --out"
+            else:
+                way_out = "remove it, or choose another --out"
+            raise InputError(f"{self.path}: exists already; {way_out}")
+        draft = self.path.with_name(f".{self.path.name}")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        for file in ("tokenizer.json", "source.tokenizer.json"):
+            if (data.path / file).exists():
+                shutil.copyfile(data.path / file, draft / file)
+        if data.labels:
+            checkpoint.write_text(draft / "labels.json", json.dumps(data.labels, ensure_ascii=False))
+        (draft / self.metrics.name).touch()
+        config = {
+            "format": FORMAT,
+            "task": data.task,
+            "model": model.to_dict(),
+            "recipe": recipe.to_dict(),
+            "data": {"path": str(data.path.resolve()), "hash": data_hash(data)},
+        }
+        checkpoint.write_text(draft / "config.json", json.dumps(config, indent=2, ensure_ascii=False))
+        draft.rename(self.path)
+
+    def config(self) -> dict[str, Any]:
+        path = self.path / "config.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror}); is this a run directory?") from None
+        except ValueError as error:
+            raise InputError(f"{path}: is not JSON ({error})") from None
+
+    def recipe(self) -> Recipe:
+        return from_dict(Recipe, self.config()["recipe"])
+
+    def open_data(self, given: str | Path | None = None) -> DataDir:
+        """The data that the run began with, there or where it was moved to; other data is refused."""
+        told = self.config()["data"]
+        data = DataDir(Path(given or told["path"]))
+        if data_hash(data) != told["hash"]:
+            raise InputError(f"{data.path}: is not the data this run began with; prepare that anew, or begin a new run")
+        return data
+
+    def check_recipe(self, recipe: Recipe) -> None:
+        """Refuse to resume with another recipe, and show what is different."""
+        differences = told_differences(self.recipe().to_dict(), recipe.to_dict())
+        if differences:
+            raise InputError(
+                f"{self.path}: began with another recipe ({differences}); resume without a recipe, or begin"
+                " a new run with --out"
+            )
+
+    def cut_metrics(self, step: int) -> None:
+        """Forget what came after a step, a half-written line included."""
+        kept = [json.dumps(line) for line in self.lines() if line["step"] <= step]
+        checkpoint.write_text(self.metrics, "".join(f"{line}\n" for line in kept))
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Every line of metrics.jsonl that is whole."""
+        if not self.metrics.exists():
+            return
+        with self.metrics.open(encoding="utf-8") as file:
+            for text in file:
+                try:
+                    yield json.loads(text)
+                except ValueError:
+                    return
+
+    def note(self, line: dict[str, Any]) -> None:
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def data_hash(data: DataDir) -> str:
+    """What tells one data directory from another: its manifest, which has the hash of every file."""
+    return checkpoint.sha256(data.path / "manifest.json")
+
+
+def check_data(data: DataDir, recipe: Recipe) -> None:
+    """Refuse data that was prepared as another recipe says, and show what is different."""
+    differences = told_differences(data.manifest["data"], recipe.data.to_dict())
+    if differences:
+        raise InputError(
+            f"{data.path}: was prepared otherwise ({differences}); remove it, or say where the data goes with --data"
+        )
+
+
+def told_differences(then: dict[str, Any], now: dict[str, Any]) -> str:
+    """What is different between two tables, in words; nothing where they are the same.
+
+    >>> told_differences({"train": {"lr": 0.1}}, {"train": {"lr": 0.2}})
+    'train.lr: 0.1 then, 0.2 now'
+    """
+    return "; ".join(f"{key}: {_shown(a)} then, {_shown(b)} now" for key, a, b in _differences(then, now))
+
+
+def _differences(then: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in [*then, *(k for k in now if k not in then)]:
+            yield from _differences(then.get(key, _NOTHING), now.get(key, _NOTHING), f"{path}.{key}" if path else key)
+    elif then != now:
+        yield path, then, now
+
+
+_NOTHING = object()
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is _NOTHING else json.dumps(value)

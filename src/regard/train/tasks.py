@@ -1,0 +1,224 @@
+"""What the tasks ask of a model: a loss that is a sum and a count, scores on held-out data, and samples to look at.
+
+The five tasks differ in their batches (:mod:`regard.data.batches`), not in their loss: what the head scores decides it.
+A vocabulary head's loss never forms all scores at once (:mod:`regard.train.objectives`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.data.batches import Batch
+from regard.data.store import DataDir
+from regard.decode.greedy import greedy
+from regard.nn import Transformer
+from regard.nn.heads import VocabularyHead
+from regard.train.objectives import token_loss
+
+
+def hidden(model: Transformer, batch: Batch) -> Tensor:
+    """What reaches the head."""
+    match model.config.shape:
+        case "encoder-decoder":
+            assert batch.target is not None
+            memory = model.encode(batch.inputs, batch.layout)
+            return model.decode(batch.target, memory, layout=batch.target_layout).hidden
+        case "decoder":
+            return model.decode(batch.inputs, layout=batch.layout).hidden
+    encoded = model.encode(batch.inputs, batch.layout, segments=batch.segments)
+    return encoded.hidden if model.mix is None else model.mix(encoded.layers)
+
+
+def scored(model: Transformer, batch: Batch) -> Tensor:
+    """The vectors that are scored: all of them, or those the batch names."""
+    out = hidden(model, batch)
+    return out if batch.at is None else out.flatten(0, 1)[batch.at]
+
+
+def loss(model: Transformer, batch: Batch, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The loss summed over what is wanted, and how many that are."""
+    if isinstance(model.head, VocabularyHead):
+        if batch.pair is not None:
+            return _loss_of_both(model, batch, smoothing)
+        vectors = model.head.transformed(scored(model, batch))
+        return token_loss(vectors, model.vocabulary_table(), batch.wanted, bias=model.head.bias, smoothing=smoothing)
+    logits = model.logits(hidden(model, batch), batch.layout)
+    return _cross_entropy(logits, batch.wanted, smoothing)
+
+
+def _cross_entropy(logits: Tensor, wanted: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    total = F.cross_entropy(
+        logits.flatten(0, -2).float(), wanted.flatten(), ignore_index=-1, reduction="sum", label_smoothing=smoothing
+    )
+    return total, (wanted >= 0).sum()
+
+
+def _loss_of_both(model: Transformer, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Masked tokens and the pair of halves. A pair weighs as much as the tokens a row is asked for, so that both count
+    alike, and the sum stays a sum over rows."""
+    assert batch.at is not None
+    assert batch.pair is not None
+    assert isinstance(model.head, VocabularyHead)
+    encoded = model.encode(batch.inputs, batch.layout, segments=batch.segments)
+    vectors = model.head.transformed(encoded.hidden.flatten(0, 1)[batch.at])
+    total, count = token_loss(
+        vectors, model.vocabulary_table(), batch.wanted, bias=model.head.bias, smoothing=smoothing
+    )
+    assert model.pair_head is not None
+    of_pairs, _ = _cross_entropy(model.pair_head(encoded.hidden, encoded.layout), batch.pair)
+    asked = (batch.wanted >= 0).any()  # a part without rows asks for nothing
+    return total + of_pairs * asked * (len(batch.at) // len(batch.pair)), count
+
+
+def r_drop_loss(model: Transformer, batch: Batch, smoothing: float, weight: float) -> tuple[Tensor, Tensor]:
+    """The loss of two passes with different dropout, and how far apart what they say is (Liang et al. 2021)."""
+    passes = []
+    for _ in range(2):
+        out = scored(model, batch)
+        logits = model.logits(out, batch.layout) if batch.at is None else model.logits(out[None])[0]
+        passes.append(logits.flatten(0, -2).float())
+    wanted = batch.wanted.flatten()
+    losses = [_cross_entropy(logits, wanted, smoothing) for logits in passes]
+    a, b = (logits[wanted >= 0].log_softmax(-1) for logits in passes)
+    apart = F.kl_div(a, b, log_target=True, reduction="sum") + F.kl_div(b, a, log_target=True, reduction="sum")
+    return (losses[0][0] + losses[1][0] + weight * apart / 2) / 2, losses[0][1]
+
+
+class Objective(nn.Module):
+    """A model and its loss as one module: what torch's engines for compiling and for many processes wrap."""
+
+    def __init__(self, model: Transformer, smoothing: float = 0.0, r_drop: float = 0.0):
+        super().__init__()
+        self.model, self.smoothing, self.r_drop = model, smoothing, r_drop
+
+    def forward(self, batch: Batch, tallied: bool = False) -> Tensor:
+        if tallied:
+            return tally(self.model, batch)
+        if self.r_drop:
+            return r_drop_loss(self.model, batch, self.smoothing, self.r_drop)[0]
+        return loss(self.model, batch, self.smoothing)[0]
+
+
+# ---------------------------------------------------------------------------------------
+# Held-out data
+
+
+def tally(model: Transformer, batch: Batch) -> Tensor:
+    """Loss, number of predictions, and how many of them were right (where counting is cheap), summed over a batch."""
+    if isinstance(model.head, VocabularyHead) and batch.at is None:
+        total, count = loss(model, batch)
+        return torch.stack([total.double(), count.double(), total.new_zeros((), dtype=torch.float64)])
+    out = scored(model, batch)
+    logits = model.logits(out, batch.layout) if batch.at is None else model.logits(out[None])[0]
+    total, count = _cross_entropy(logits, batch.wanted)
+    right = ((logits.argmax(-1) == batch.wanted) & (batch.wanted >= 0)).sum()
+    return torch.stack([total.double(), count.double(), right.double()])
+
+
+def scores(task: str, tallied: Iterable[float]) -> dict[str, float]:
+    """What the sums say.
+
+    >>> scores("classify", [2.0, 4.0, 3.0])
+    {'loss': 0.5, 'accuracy': 0.75}
+    """
+    total, count, right = tallied
+    mean = total / max(count, 1)
+    if task in ("translate", "generate"):
+        return {"loss": mean, "perplexity": math.exp(min(mean, 700))}
+    return {"loss": mean, "accuracy": right / max(count, 1)}
+
+
+# ---------------------------------------------------------------------------------------
+# Samples
+
+
+@torch.no_grad()
+def samples(model: Transformer, data: DataDir, n: int = 3) -> Iterator[dict[str, str]]:
+    """What the model says of the first few held-out examples, beside what it should say."""
+    columns = data.split("valid" if "valid" in data.splits else "train")
+    device = next(model.parameters()).device
+    for i in range(min(n, len(next(iter(columns.values()))))):
+        yield _SAMPLES[data.task](model, data, columns, i, device)
+
+
+def _ids(ids: Iterable[int], device: torch.device) -> Tensor:
+    return torch.tensor([list(ids)], device=device, dtype=torch.int64)
+
+
+def _translated(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
+    source = columns["source"][i]
+    memory = model.encode(_ids([*source, data.source_tokenizer.end], device))
+    out = greedy(model, data.tokenizer, memory=memory, most=min(2 * len(source) + 10, _room(model)))
+    reads, writes = data.source_tokenizer, data.tokenizer
+    return {
+        "source": reads.decode(source),
+        "model": writes.decode(out),
+        "reference": writes.decode(columns["target"][i]),
+    }
+
+
+def _continued(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
+    text = columns["text"][i]
+    at = 0 if len(columns["text"]) > 1 else 97 * i  # one long document: a few places in it
+    prompt = text[at : at + min(12, max(1, len(text) // 2))]
+    out = greedy(model, data.tokenizer, prompt=[int(t) for t in prompt], most=min(40, _room(model) - len(prompt) - 1))
+    return {"prompt": data.tokenizer.decode(prompt), "model": data.tokenizer.decode(out)}
+
+
+def _filled_in(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
+    tokens = data.tokenizer
+    text = [int(t) for t in columns["text"][i][: min(24, _room(model) - 2)]]
+    hide = len(text) // 2
+    masked = [*text[:hide], tokens.mask, *text[hide + 1 :]]
+    logits = model(_ids([tokens.start, *masked, tokens.end], device))
+    assert isinstance(logits, Tensor)
+    guess = int(logits[0, hide + 1].argmax())
+    shown = f"{tokens.decode(text[:hide])} [MASK]{tokens.decode(text[hide + 1 :])}"
+    return {"text": shown, "model": tokens.decode([guess]), "reference": tokens.decode(text[hide : hide + 1])}
+
+
+def _labelled(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
+    tokens, text = data.tokenizer, columns["text"][i]
+    second = [*columns["second"][i], tokens.end] if "second" in columns else []
+    segments = torch.tensor([[0] * (len(text) + 2) + [1] * len(second)], device=device)
+    tower = model.config.encoder
+    wants = second and getattr(tower.input, "n_segments", 0) > 1  # type: ignore[union-attr]
+    logits = model(_ids([tokens.start, *text, tokens.end, *second], device), segments=segments if wants else None)
+    assert isinstance(logits, Tensor)
+    shown = tokens.decode(text) + (f" | {tokens.decode(second)}" if second else "")
+    wanted = data.labels[int(columns["label"][i])]
+    return {"text": shown, "model": data.labels[int(logits[0].argmax())], "reference": wanted}
+
+
+def _tagged(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
+    tokens, text, tags = data.tokenizer, columns["text"][i], columns["tag"][i]
+    logits = model(_ids([tokens.start, *text, tokens.end], device))
+    assert isinstance(logits, Tensor)
+    said = logits[0, 1:-1].argmax(-1).tolist()
+    first = [k for k, tag in enumerate(tags) if tag >= 0]
+    named = [data.labels[said[k]] for k in first]
+    return {
+        "text": tokens.decode(text),
+        "model": " ".join(named),
+        "reference": " ".join(data.labels[int(tags[k])] for k in first),
+    }
+
+
+_SAMPLES = {
+    "translate": _translated,
+    "generate": _continued,
+    "fill": _filled_in,
+    "classify": _labelled,
+    "tag": _tagged,
+}
+
+
+def _room(model: Transformer) -> int:
+    """How many tokens the model can take."""
+    limits = [getattr(t, "position_limit", None) for t in (model.config.encoder, model.config.decoder) if t is not None]
+    return min([limit for limit in limits if limit is not None], default=1024)

@@ -1,0 +1,197 @@
+"""What a person sees of a run: a progress bar, scores and samples on standard error, and the curves as a picture."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from regard.data.batches import padding
+
+if TYPE_CHECKING:
+    from regard.train.loop import Trainer
+    from regard.train.run import Run
+
+
+class Watch:
+    """Tells of a run on standard error: a live bar in a terminal, plain lines elsewhere, nothing when quiet."""
+
+    def __init__(self, *, quiet: bool = False, tensorboard: bool = False):
+        self.quiet = quiet
+        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=not _is_terminal())
+        self.live = self.console.is_terminal and not quiet
+        self.progress: Progress | None = None
+        self.writer: Any = _writer() if tensorboard and not quiet else None
+
+    def say(self, text: str) -> None:
+        self.console.print(Text(text))
+
+    # -- a run's way -------------------------------------------------------------------
+
+    def began(self, trainer: Trainer) -> None:
+        """Say what is about to run, and on what."""
+        train, world = trainer.train, trainer.world
+        padded = padding(trainer.batches, range(min(len(trainer.batches), 100)))
+        how = "bfloat16" if trainer.dtype is not None else "float32"
+        many = f", {world.size} processes{', sharded' if world.shard else ''}" if world.size > 1 else ""
+        n = sum(p.numel() for p in trainer.parameters.values())
+        self.say(f"{trainer.run.path}: {f'going on from step {trainer.number}' if trainer.number else 'a new run'}")
+        self.say(
+            f"{trainer.config.shape}, {n:,} parameters, {how}, {trainer.device.type}{many}; "
+            f"{len(trainer.batches):,} batches an epoch, {train.steps / len(trainer.batches):.1f} epochs, "
+            f"{padded:.1%} padding"
+        )
+        if self.writer is not None:
+            self.writer = self.writer(str(trainer.run.path / "tensorboard"))
+
+    @contextlib.contextmanager
+    def training(self, done: int, steps: int) -> Iterator[None]:
+        if not self.live:
+            self.last, self.steps = time.monotonic(), steps
+            yield
+            return
+        columns = (
+            "[bold]{task.description}",
+            "loss {task.fields[loss]}",
+            "{task.fields[rate]}",
+            "lr {task.fields[lr]}",
+        )
+        self.progress = Progress(
+            TextColumn(columns[0]),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            *(TextColumn(c) for c in columns[1:]),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            expand=True,
+        )
+        self.task = self.progress.add_task("step", total=steps, completed=done, loss="-", rate="-", lr="-")
+        with self.progress:
+            yield
+        self.progress = None
+
+    def stepped(self, number: int) -> None:
+        if self.progress is not None:
+            self.progress.update(self.task, completed=number)
+
+    def logged(self, line: dict[str, Any], skipped: int) -> None:
+        """Show a line of metrics; in a pipe no more than one every few seconds."""
+        loss = "-" if line["loss"] is None else f"{line['loss']:.4f}"
+        rate = f"{line['tokens_per_second']:,.0f} tok/s"
+        said = f"{rate}, {skipped} skipped" if skipped else rate
+        if self.progress is not None:
+            self.progress.update(self.task, loss=loss, rate=said, lr=f"{line['lr']:.2e}")
+        elif not self.quiet and (time.monotonic() - self.last > 5 or line["step"] == self.steps):
+            self.last = time.monotonic()
+            left = (self.steps - line["step"]) * line["seconds"] / line["step"]
+            self.say(f"step {line['step']}/{self.steps}  loss {loss}  lr {line['lr']:.2e}  {said}  {_clock(left)} left")
+        if self.writer is not None:
+            for name in ("loss", "lr", "gradient", "tokens_per_second", "waited"):
+                if line[name] is not None:
+                    self.writer.add_scalar(f"train/{name}", line[name], line["step"])
+
+    def validated(self, step: int, scores: dict[str, float], samples: list[dict[str, str]], *, best: bool) -> None:
+        """Scores on held-out data, and a few samples."""
+        told = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        self.say(f"step {step}  held out: {told}{'  best so far' if best else ''}")
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for sample in samples:
+            for name, text in sample.items():
+                table.add_row(Text(name), Text(_short(text)))
+        self.console.print(table)
+        if self.writer is not None:
+            for name, value in scores.items():
+                self.writer.add_scalar(f"valid/{name}", value, step)
+
+    def finished(self, run: Run, step: int, best: dict[str, Any], seconds: float) -> None:
+        drawn = draw_curves(run)
+        if self.writer is not None:
+            self.writer.close()
+        chosen = f"the weights of step {best['step']}" if best else "the last weights"
+        if best.get("average"):
+            chosen = f"the average of {best['average']} checkpoints"
+        scores = "".join(f", {k} {v:.4f}" for k, v in best.items() if k not in ("step", "average") and len(best) > 2)
+        self.say(f"done: {step} steps in {_clock(seconds)}; {run.weights} has {chosen}{scores}")
+        if not drawn:
+            self.say("no curves.png: pip install 'regard[plots]' brings what draws it")
+
+
+def _is_terminal() -> bool:
+    return Console(stderr=True).is_terminal
+
+
+def _writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        from regard.config import InputError
+
+        raise InputError("--tensorboard needs the package; pip install 'regard[tensorboard]'") from None
+    return SummaryWriter
+
+
+def _clock(seconds: float) -> str:
+    """A length of time for people.
+
+    >>> _clock(3723)
+    '1:02:03'
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _short(text: str, most: int = 200) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def draw_curves(run: Run) -> Path | None:
+    """The losses over the steps as curves.png in the run directory; None without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    lines = list(run.lines())
+    trained = [line for line in lines if line["kind"] == "train" and line["loss"] is not None]
+    held_out = [line for line in lines if line["kind"] == "valid"]
+    figure, (losses, rates) = plt.subplots(
+        2, 1, figsize=(8, 6), height_ratios=[3, 1], sharex=True, layout="constrained"
+    )
+    losses.plot([x["step"] for x in trained], [x["loss"] for x in trained], color="#4477aa", label="training")
+    if held_out:
+        steps, values = [x["step"] for x in held_out], [x["loss"] for x in held_out]
+        losses.plot(steps, values, "o-", color="#ee6677", label="held out", markersize=4)
+        at = min(range(len(values)), key=values.__getitem__)
+        losses.annotate(
+            f"{values[at]:.3f}", (steps[at], values[at]), textcoords="offset points", xytext=(0, 8), ha="center"
+        )
+    losses.set_ylabel("loss (nats)")
+    losses.legend(frameon=False)
+    losses.set_title(run.path.name)
+    rates.plot([x["step"] for x in trained], [x["lr"] for x in trained], color="#228833")
+    rates.set_ylabel("learning rate")
+    rates.set_xlabel("step")
+    for axes in (losses, rates):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlim(left=0)
+    path = run.path / "curves.png"
+    draft = path.with_name(".curves.png")
+    figure.savefig(draft, dpi=120)
+    plt.close(figure)
+    draft.rename(path)
+    return path

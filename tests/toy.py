@@ -1,0 +1,80 @@
+"""Small data that tests prepare and train on: made here, learnable, of every task."""
+
+import random
+from pathlib import Path
+
+from regard import recipe
+from regard.data.prepare import prepare
+from regard.data.store import DataDir
+from regard.schema import from_dict
+
+WORDS = "red blue green small large dog cat bird runs sleeps jumps near under over the a two old".split()
+
+
+def sentences(n: int, seed: int, most: int = 9) -> list[str]:
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(1, most))) for _ in range(n)]
+
+
+def backwards(text: str) -> str:
+    return " ".join(reversed(text.upper().split()))
+
+
+def write(folder: Path, task: str, n: int, seed: int, name: str) -> dict:
+    """Raw files of a task; returns what a recipe says of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = sentences(n, seed)
+    if task == "translate":
+        source, target = folder / f"{name}.in", folder / f"{name}.out"
+        source.write_text("".join(f"{t}\n" for t in texts), encoding="utf-8")
+        target.write_text("".join(f"{backwards(t)}\n" for t in texts), encoding="utf-8")
+        return {"source": str(source), "target": str(target)}
+    if task in ("generate", "fill"):
+        file = folder / f"{name}.txt"
+        file.write_text("".join(f"{t}\n" for t in texts), encoding="utf-8")
+    elif task == "classify":
+        file = folder / f"{name}.tsv"
+        file.write_text("".join(f"{t}\t{'animal' if 'dog' in t else 'none'}\n" for t in texts), encoding="utf-8")
+    else:
+        file = folder / f"{name}.conll"
+        blocks = ("".join(f"{w} {'B' if w in 'dog cat bird' else 'O'}\n" for w in t.split()) for t in texts)
+        file.write_text("\n".join(blocks), encoding="utf-8")
+    return {"files": str(file)}
+
+
+COLUMNS = {"classify": ["1", "2"], "tag": ["1", "2"]}
+MODELS = {
+    "translate": {"preset": "tiny_encoder_decoder"},
+    "generate": {"preset": "tiny_decoder"},
+    "fill": {"preset": "tiny_encoder"},
+    "classify": {"preset": "tiny_encoder", "head": {"kind": "pooled"}},
+    "tag": {"preset": "tiny_tagger"},
+}
+
+
+def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = None, **train) -> recipe.Recipe:
+    """A recipe on raw files that are written first."""
+    data = {
+        "task": task,
+        "train": write(folder, task, n, 1, "train"),
+        "valid": write(folder, task, 31, 2, "valid"),
+        "columns": COLUMNS.get(task, []),
+        "documents": "line",
+        "tokenizer": {"kind": "characters"},
+    }
+    settings = {
+        "steps": 20, "batch_tokens": 256, "lr": 0.01, "warmup": 5, "valid_every": 10, "checkpoint_every": 5,
+        "log_every": 1, **train,
+    }  # fmt: skip
+    longer = {name: {"max_len": 97} for name in ("encoder", "decoder") if task == "translate" or name in _TOWER[task]}
+    table = {"data": data, "model": model or {**MODELS[task], **longer}, "train": settings}
+    return from_dict(recipe.Recipe, table)
+
+
+_TOWER = {"translate": "", "generate": "decoder", "fill": "encoder", "classify": "encoder", "tag": "encoder"}
+
+
+def prepared(folder: Path, task: str, **options) -> tuple[recipe.Recipe, DataDir]:
+    """A recipe and its data directory."""
+    made = make_recipe(folder, task, **options)
+    return made, prepare(made.data, folder / "data")

@@ -1,0 +1,31 @@
+"""One process of several: run by test_distributed.py under torchrun, or alone."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+torch.set_num_threads(1)
+
+from regard import recipe as recipes
+from regard.train.loop import Stopped, Trainer, train
+from regard.train.watch import Watch
+
+
+def main(recipe: str, data: str, out: str, how: str, until: int) -> None:
+    """Train to the end; or to a step, save there and stop."""
+    if until:
+        plain = Trainer._asked_to_stop
+        Trainer._asked_to_stop = lambda self: self.number == until or plain(self)
+    resume = Path(out).exists()
+    try:
+        train(
+            None if resume else recipes.read(recipe), data, out, resume=resume, device="cpu", shard=how == "shard",
+            watch=Watch(quiet=True),
+        )  # fmt: skip
+    except Stopped:
+        assert until
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:5], int(sys.argv[5]))

@@ -1,0 +1,63 @@
+"""Two processes do what one does, with whole copies of the model and with shards of it; and their checkpoints are one
+another's."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import toy
+from regard.train.run import Run
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    recipe, data = toy.prepared(folder, "translate", steps=10, checkpoint_every=5, valid_every=5, micro_batches=2, ema=0.5)
+    (folder / "recipe.json").write_text(recipe.to_json())
+    run(folder, data, "one", 1)
+    return folder, data
+
+
+def run(folder, data, out, processes, how="copy", until=0):
+    arguments = [HERE / "processes.py", folder / "recipe.json", data.path, folder / out, how, str(until)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [sys.executable, *(torchrun if processes > 1 else []), *map(str, arguments)]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return Run(folder / out)
+
+
+def losses(run):
+    return [(line["step"], line["kind"], line["loss"]) for line in run.lines()]
+
+
+def assert_same(one, other):
+    assert [x[:2] for x in losses(one)] == [x[:2] for x in losses(other)]
+    assert [x[2] for x in losses(other)] == pytest.approx([x[2] for x in losses(one)], rel=1e-6)
+    mine, theirs = load_file(one.weights), load_file(other.weights)
+    assert {n: w.shape for n, w in mine.items()} == {n: w.shape for n, w in theirs.items()}
+
+
+@pytest.mark.parametrize("how", ["copy", "shard"])
+def test_two_processes_are_one(work, how):
+    folder, data = work
+    assert_same(Run(folder / "one"), run(folder, data, f"two-{how}", 2, how))
+
+
+def test_what_two_wrote_one_resumes(work):
+    folder, data = work
+    run(folder, data, "2-1", 2, "shard", until=5)
+    assert_same(Run(folder / "one"), run(folder, data, "2-1", 1))
+
+
+@pytest.mark.parametrize("how", ["copy", "shard"])
+def test_what_one_wrote_two_resume(work, how):
+    folder, data = work
+    run(folder, data, f"1-2-{how}", 1, until=5)
+    assert_same(Run(folder / "one"), run(folder, data, f"1-2-{how}", 2, how))
