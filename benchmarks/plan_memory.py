@@ -46,10 +46,8 @@ def size(tensors) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def measured(
-    work, make, n_inputs: int, device: torch.device, how: str, steps: int = 4
-) -> tuple[dict, plan.Memory, dict]:
-    """Train a few steps; what was measured, what was planned for it, and the same for "between"."""
+def measured(work, make, n_inputs: int, device: torch.device, how: str, steps: int = 4) -> tuple[dict, dict]:
+    """Train a few steps; what was planned and what was measured, by kind."""
     compile_it, half = HOW[how]
     torch.manual_seed(0)
     model, loss_of = make(work, device)
@@ -86,7 +84,7 @@ def measured(
         "between": wanted.activations + copies + n * d * load.width + v * d * 4,
         "peak": wanted.peak,
     }
-    return found, wanted, said
+    return said, found
 
 
 class Kept:
@@ -151,7 +149,7 @@ def main() -> None:
             if on_gpu:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-            found, _, said = measured(*works[name], device, how)
+            said, found = measured(*works[name], device, how)
             table = Table(title=f"{name}, {how}: MB", title_justify="left")
             for column in ("", "planned", "measured", "ratio"):
                 table.add_column(column, justify="left" if not column else "right")

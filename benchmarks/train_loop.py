@@ -69,7 +69,7 @@ def our_loop(data: DataDir, work: Work, train: Train, device, steps: int) -> tup
         for _ in range(steps):
             update = next(loader)
             trainer.step(update)
-            tokens += update.size.real
+            tokens += update.size.tokens
             if update.step % train.log_every == 0:
                 trainer.sums.tolist()  # as the loop's books do
         _wait(device)
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=cuda)
     parser.add_argument("--small", action="store_true", default=not cuda)
     parser.add_argument("--steps", type=int, default=200 if cuda else 20)
-    parser.add_argument("--row-tokens", type=int, default=2048)
+    parser.add_argument("--row-tokens", type=int, default=5120)
     parser.add_argument("--padded", action="store_true", help="measure the layout of a text a row as well")
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()

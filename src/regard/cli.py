@@ -19,7 +19,7 @@ from regard.config import InputError, ModelConfig, RegardError
 
 app = typer.Typer(
     name="regard",
-    help="One Transformer, every shape: see what it attends to.",
+    help="One Transformer, every shape: train it on your own text, and see what it attends to.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -72,6 +72,65 @@ def _regard(
 Changes = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to change for this run: train.steps=100.")
 ]
+
+
+@app.command()
+def prepare(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe: a TOML file.", show_default=False)] = None,
+    changes: Changes = None,
+    out: Annotated[str | None, typer.Option(help="The data directory to make.  [default: data/RECIPE]")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Without a recipe: translate, generate, fill, classify, tag.")
+    ] = None,
+    train: Annotated[list[str] | None, typer.Option(help="Files to learn from; may be given again.")] = None,
+    valid: Annotated[list[str] | None, typer.Option(help="Files to choose the model on.")] = None,
+    source: Annotated[list[str] | None, typer.Option(help="Parallel text: the side that is read.")] = None,
+    target: Annotated[list[str] | None, typer.Option(help="Parallel text: the side that is written.")] = None,
+    valid_source: Annotated[list[str] | None, typer.Option(help="The same to choose the model on.")] = None,
+    valid_target: Annotated[list[str] | None, typer.Option(help="The same to choose the model on.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Names of columns, or numbers from 1: en,de.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Tokens to learn.  [default: 8000]")] = None,
+    hold_out: Annotated[float | None, typer.Option(help="Share of the training data to hold out: 0.05.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a data directory from raw files: a tokenizer, ids, and what was done.
+
+    regard prepare --task translate --source train.en --target train.de --out data/en-de
+    """
+    from pathlib import Path
+
+    from regard import recipe as recipes
+    from regard.schema import from_dict, merge
+
+    def files(**given: Any) -> dict[str, Any]:
+        return {name: value for name, value in given.items() if value}
+
+    options = _given(
+        task=task,
+        train=files(files=train, source=source, target=target) or None,
+        valid=files(files=valid, source=valid_source, target=valid_target) or None,
+        columns=None if columns is None else columns.split(","),
+        tokenizer=None if vocab_size is None else {"vocab_size": vocab_size},
+        hold_out=hold_out,
+    )
+    if recipe is not None and not ("=" in recipe and options):
+        if options:
+            raise InputError(f"{recipe} and options for {', '.join(options)}: change a recipe with data.KEY=VALUE")
+        data = recipes.read(recipe, changes or ()).data
+    else:
+        if not options:
+            raise InputError("nothing to prepare; give a recipe (regard prepare RECIPE.toml), or --task and files")
+        if out is None:
+            raise InputError("--out: missing; say where the data directory goes: --out data/NAME")
+        changed = recipes.parse_changes([*([recipe] if recipe else ()), *(changes or ())])
+        data = from_dict(recipes.Data, merge({"data": options}, changed)["data"])
+
+    from regard.data.prepare import prepare as prepare_data
+    from regard.data.summary import Summary, progress_bar
+
+    with progress_bar() as progress:
+        made = prepare_data(data, out or f"data/{Path(recipe or '').stem}", progress=progress)
+    _show(Summary(made), as_json)
 
 
 @app.command()
@@ -170,6 +229,45 @@ def _verify_resume(recipe: Any, data: str, options: list[str]) -> None:
 
 
 @app.command()
+def plan(
+    model: Annotated[str, typer.Argument(help="A recipe, a TOML file with only a [model], or a preset.")],
+    changes: Changes = None,
+    gpus: Annotated[int, typer.Option(help="How many share the work.")] = 1,
+    gpu_memory: Annotated[float | None, typer.Option(help="GB of each.  [default: 80]")] = None,
+    tokens: Annotated[float | None, typer.Option(help="To train on.  [default: the recipe's steps]")] = None,
+    flops: Annotated[float | None, typer.Option(help="Each GPU's sustained rate a second.  [default: 400e12]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What training takes: parameters, FLOPs, memory, days.
+
+    regard plan gpt3 --gpus 1024 --tokens 300e9
+    """
+    from regard import explain
+    from regard.train.plan import plan as plan_run
+
+    run = explain.read(model, changes or ())
+    if tokens is None and run.train is not None and run.given("train.steps"):
+        tokens = float(run.train.steps * run.train.batch_tokens)
+    options = _given(gpu_memory=None if gpu_memory is None else gpu_memory * 1e9, tokens=tokens, flops=flops)
+    _show(plan_run(run.model, run.train, run.data, gpus=gpus, **options), as_json)
+
+
+@app.command()
+def explain(
+    recipe: Annotated[str, typer.Argument(help="A recipe, a TOML file with only a [model], or a preset.")],
+    changes: Changes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every value of a run, where it came from, and what it does.
+
+    regard explain recipes/shakespeare.toml train.steps=100
+    """
+    from regard import explain
+
+    _show(explain.read(recipe, changes or ()), as_json, width=400)  # in a pipe, a line a value
+
+
+@app.command()
 def walk(
     words: Annotated[list[str] | None, typer.Argument(help="What to attend over.", show_default=False)] = None,
     scores: Annotated[str | None, typer.Option(help="Start from one query's scores: 112,96,16,8.")] = None,
@@ -228,45 +326,6 @@ def presets(as_json: AsJson = False) -> None:
     for row in rows:
         table.add_row(row["name"], row["shape"], f"{row['parameters']:,}", row["about"])
     _show(rows if as_json else table, as_json, width=160)  # in a pipe, a line a preset
-
-
-@app.command()
-def plan(
-    model: Annotated[str, typer.Argument(help="A recipe, a TOML file with only a [model], or a preset.")],
-    changes: Changes = None,
-    gpus: Annotated[int, typer.Option(help="How many share the work.")] = 1,
-    gpu_memory: Annotated[float | None, typer.Option(help="GB of each.  [default: 80]")] = None,
-    tokens: Annotated[float | None, typer.Option(help="To train on.  [default: the recipe's steps]")] = None,
-    flops: Annotated[float | None, typer.Option(help="Each GPU's sustained rate a second.  [default: 400e12]")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """What training takes: parameters, FLOPs, memory, days.
-
-    regard plan gpt3 --gpus 1024 --tokens 300e9
-    """
-    from regard import explain
-    from regard.train.plan import plan as plan_run
-
-    run = explain.read(model, changes or ())
-    if tokens is None and run.train is not None and run.given("train.steps"):
-        tokens = float(run.train.steps * run.train.batch_tokens)
-    options = _given(gpu_memory=None if gpu_memory is None else gpu_memory * 1e9, tokens=tokens, flops=flops)
-    _show(plan_run(run.model, run.train, run.data, gpus=gpus, **options), as_json)
-
-
-@app.command()
-def explain(
-    recipe: Annotated[str, typer.Argument(help="A recipe, a TOML file with only a [model], or a preset.")],
-    changes: Changes = None,
-    as_json: AsJson = False,
-) -> None:
-    """Every value of a run, where it came from, and what it does.
-
-    regard explain recipes/shakespeare.toml train.steps=100
-    """
-    from regard import explain
-
-    _show(explain.read(recipe, changes or ()), as_json, width=160)
 
 
 # ---------------------------------------------------------------------------------------

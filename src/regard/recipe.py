@@ -94,7 +94,8 @@ class Data(Node):
     """Without valid files: the last share of the training data is held out for validation."""
     columns: tuple[str, ...] = ()
     """Names of the columns, or their numbers from 1 where there is no header: source, target; text, label; text, second
-    text, label; word, tag. Left out: the first ones, named or not (conll: the first and the last)."""
+    text, label; word, tag; text. Left out: the first ones, of files without a header (conll: the first and the
+    last)."""
     documents: Literal["file", "paragraph", "line"] = "file"
     """For generate and fill from plain text: what a document is; paragraphs stand between blank lines."""
     max_tokens: int = 256
@@ -110,6 +111,12 @@ class Data(Node):
         for name, files in (("train", self.train), ("valid", self.valid)):
             if files.source and self.task != "translate":
                 yield f"{name}.source: only translate reads two sides; for {self.task} give files"
+        needed = {"classify": (2, 3), "generate": (1,), "fill": (1,)}.get(self.task, (2,))
+        if self.columns and len(self.columns) not in needed:
+            wanted = " or ".join(map(str, needed))
+            yield f"columns ({', '.join(self.columns)}): {self.task} needs {wanted}, not {len(self.columns)}"
+        if "0" in self.columns:
+            yield "columns (0) are counted from 1"
         yield from fractions(self, "hold_out")
         yield from at_least(self, 1, "max_tokens")
         if self.hold_out and not self.valid.empty:

@@ -35,7 +35,9 @@ def config_of(recipe, data, **model):
 
 def batches_of(made, task, split="train", *, model=None, shuffled=True, **train):
     recipe, data = made(task)
-    return make_batches(data, split, recipe.train.replace(**train), config_of(recipe, data, **(model or {})), shuffled=shuffled)
+    return make_batches(
+        data, split, recipe.train.replace(**train), config_of(recipe, data, **(model or {})), shuffled=shuffled
+    )
 
 
 LAYOUTS = {
@@ -85,7 +87,11 @@ def test_parts_have_all_rows_of_the_whole_and_draw_the_same_for_them(layout):
             width = min(mine.shape[1], part.inputs.shape[1])
             if len(mine):
                 assert torch.equal(part.inputs[:, :width], mine[:, :width])
-        assert sum(int((p.wanted >= 0).sum()) for p in parts) == int((whole.wanted >= 0).sum()) == batches.size(step).wanted
+        assert (
+            sum(int((p.wanted >= 0).sum()) for p in parts)
+            == int((whole.wanted >= 0).sum())
+            == batches.size(step).wanted
+        )
 
 
 def test_a_part_without_rows_asks_for_nothing(layout):
@@ -108,11 +114,13 @@ def test_the_budget_holds_and_sizes_are_what_is_there(layout):
     batches = layout()
     for step in range(len(batches)):
         batch, size = batches.part(step), batches.size(step)
-        side = batch.inputs if batch.target is None else batch.target
-        assert size.padded == side.numel()
-        assert max(batch.inputs.numel(), side.numel()) <= 256
+        sides = [batch.inputs] if batch.target is None else [batch.inputs, batch.target]
+        assert size.padded == sum(side.numel() for side in sides)
+        assert max(side.numel() for side in sides) <= 256
+        pads = sum(int((side == batches.tokenizer.pad).sum()) for side in sides)  # no text has one
+        assert size.real == size.padded - pads
         if batch.target is not None:
-            assert size.real == int((batch.wanted >= 0).sum())
+            assert size.tokens == int((batch.wanted >= 0).sum())
 
 
 def test_lengths_in_a_bucket_are_alike(tmp_path):
@@ -220,7 +228,7 @@ def test_masking_is_berts(made):
         other += int(((now != tokens.mask) & (now != wanted)).sum())
         asked += len(wanted)
         maskable = (original != tokens.start) & (original != tokens.end)
-        for row in maskable.view(batch.inputs.shape).sum(1), :
+        for row in (maskable.view(batch.inputs.shape).sum(1),):
             assert len(wanted) == int(torch.maximum((row * 0.15).round(), torch.ones(())).sum())
     assert masked / asked == pytest.approx(0.8, abs=0.03)
     assert other / asked == pytest.approx(0.1, abs=0.03)
@@ -370,7 +378,11 @@ def test_draws_are_uniform_and_belong_to_their_place():
         ("generate", {"row_tokens": 1009}, r"row_tokens \(1009\) must be at most the model's max_len \(97\)"),
         ("generate", {"packed": False}, r"packed \(false\): generate always packs"),
         ("classify", {"packed": True}, r"packed \(true\): classify has a row a text"),
-        ("generate", {"row_tokens": 80_000, "model": {"decoder": {"max_len": 90_000}}}, r"row_tokens \(80000\) must be at most \d+, all the tokens there are"),
+        (
+            "generate",
+            {"row_tokens": 80_000, "model": {"decoder": {"max_len": 90_000}}},
+            r"row_tokens \(80000\) must be at most \d+, all the tokens there are",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(made, task, options, message):

@@ -264,6 +264,7 @@ def test_dropout_is_the_same_in_the_backward_pass():
 @on_gpu
 @plainly
 @of_dynamo
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.parametrize(
     ("longest", "dtype", "near"), [(29, None, 1e-4), (29, torch.bfloat16, 0.15), (1000, torch.bfloat16, 0.15)]
 )

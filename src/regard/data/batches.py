@@ -78,9 +78,11 @@ def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 class Size(NamedTuple):
-    """How large one update is, known before it runs: predictions asked for, real tokens, and tokens with padding."""
+    """How large one update is, known before it runs: predictions asked for, tokens on the side that is written (or the
+    only one), and over both sides what is real and what there is with padding."""
 
     wanted: int
+    tokens: int
     real: int
     padded: int
 
@@ -211,8 +213,13 @@ class Bucketed(Batches):
 
     def size(self, step: int) -> Size:
         rows = self.rows(step)
-        side = self.target if self.data.task == "translate" else self.source
-        return Size(int(self.wanted[rows].sum()), int(side[rows].sum()), int(side[rows].max()) * len(rows))
+        sides = (self.source, self.target) if self.data.task == "translate" else (self.source,)
+        return Size(
+            wanted=int(self.wanted[rows].sum()),
+            tokens=int(sides[-1][rows].sum()),
+            real=sum(int(side[rows].sum()) for side in sides),
+            padded=sum(int(side[rows].max()) * len(rows) for side in sides),
+        )
 
     def make(self, step: int, rows: Ids) -> Batch:
         if self.data.task == "translate":
@@ -299,9 +306,9 @@ class Stream(Batches):
         tokens = len(rows) * self.length
         real = tokens if self.shuffled else int(np.clip(self.total - rows * self.length, 0, self.length).sum())
         if self.data.task == "generate":
-            return Size(real, real, tokens)
+            return Size(real, real, real, tokens)
         _, _, maskable, _, _ = self._tokens(step, rows)
-        return Size(int(self._n_masked(maskable).sum()), real, tokens)
+        return Size(int(self._n_masked(maskable).sum()), real, real, tokens)
 
     def _n_masked(self, maskable: NDArray) -> Ids:
         """So many tokens of each row are to be guessed: a fixed share, at least one if there is one."""
@@ -391,7 +398,8 @@ class Halves(Stream):
     def size(self, step: int) -> Size:
         rows = self.rows(step)
         _, maskable, _, lengths, _ = self._halves(step, rows)
-        return Size(int(self._n_masked(maskable).sum()), int(lengths.sum()), len(rows) * self.length)
+        real = int(lengths.sum())
+        return Size(int(self._n_masked(maskable).sum()), real, real, len(rows) * self.length)
 
     def _halves(self, step: int, rows: Ids):
         swapped = uniform(self.seed, step, 5, rows) < 0.5
@@ -493,7 +501,7 @@ class Filled(Batches):
         rows = self.rows(step)
         pairs, _ = self._pairs_of(step, rows)
         wanted = int(self.target[pairs].sum())
-        return Size(wanted, wanted, len(rows) * self.length)
+        return Size(wanted, wanted, wanted + int(self.source[pairs].sum()), 2 * len(rows) * self.length)
 
     def make(self, step: int, rows: Ids) -> Batch:
         pairs, row = self._pairs_of(step, rows)

@@ -8,7 +8,6 @@ Nothing appears under the directory's name before all of it is there.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from collections import Counter
@@ -24,7 +23,6 @@ from regard.data.store import FORMAT, Column, DataDir, sha256
 from regard.data.tokenizer import SPECIAL, Characters, Packer, Tokenizer
 from regard.schema import InputError, suggest
 
-SAMPLE = 100_000_000  # characters are enough to learn a tokenizer from
 BATCH = 1 << 20  # characters that are worked on together
 
 Progress = Callable[[str, int, int, str], None]
@@ -165,11 +163,11 @@ class Survey:
         self.characters = {file: Characters(data.tokenizer) for file in tokenizer_files(data).values()}
         self.labels: Counter[str] = Counter()
         self.heads: dict[Path, Row] = {}  # the first row of each file
+        self.n_rows = 0
 
     def go_through(self, split: str, corpus: Corpus, progress: Progress) -> None:
-        n = 0
-        for batch in _batches(self.data, corpus, f"checking {split}", progress, lambda: f"{n:,} rows"):
-            n += len(batch.rows)
+        for batch in _batches(self.data, corpus, f"checking {split}", progress, lambda: f"{self.n_rows:,} rows"):
+            self.n_rows += len(batch.rows)
             if split == "train":
                 for column, file in tokenizer_files(self.data).items():
                     self.characters[file].add(batch.texts[column])
@@ -182,7 +180,7 @@ class Survey:
     def _label(self, row: Row, split: str) -> None:
         for i, label in enumerate(row.labels):
             place = f"{row.file.path}: line {row.line + i}"
-            if not label:
+            if not label.strip():
                 raise InputError(f"{place}: the label is missing")
             if split == "train":
                 self.heads.setdefault(row.file.path, row)
@@ -213,23 +211,20 @@ def _tokenizers(
     tokenizers: dict[str, Tokenizer] = {}
     facts: dict[str, dict[str, Any]] = {}
     for file, characters in survey.characters.items():
-        every = math.ceil(characters.total / SAMPLE)
         if data.tokenizer.file is not None:
             tokenizer = Tokenizer.load(data.tokenizer.file)
             origin: dict[str, Any] = {"from": data.tokenizer.file, **_hashes([Path(data.tokenizer.file)]).popitem()[1]}
         else:
             columns = [column for column, its in tokenizer_files(data).items() if its == file]
-            texts = _sample(data, corpus, columns, every, progress)
+            texts = _sample(data, corpus, columns, characters.sample, progress)
             tokenizer = Tokenizer.train(texts, data.tokenizer, characters)
-            origin = {"characters": characters.total, "learned_from": f"1 text in {every}"}
+            origin = {"characters": characters.total, "learned_from": f"1 text in {characters.sample}"}
         special = {role: getattr(tokenizer, role) for role in SPECIAL}
         tokenizers[file], facts[file] = tokenizer, {**origin, "vocab_size": len(tokenizer), "special": special}
     return tokenizers, facts
 
 
-def _sample(
-    data: recipe.Data, corpus: Corpus, columns: list[str], every: int, progress: Progress
-) -> Iterator[str]:
+def _sample(data: recipe.Data, corpus: Corpus, columns: list[str], every: int, progress: Progress) -> Iterator[str]:
     stage = f"learning {' and '.join(columns)} tokens"
     for batch in _batches(data, corpus, stage, progress):
         for column in columns:

@@ -18,7 +18,7 @@ import lzma
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,17 +55,17 @@ class Corpus:
 
     def __init__(self, data: recipe.Data, files: recipe.Files):
         self.data = data
-        sources, targets = find(files.source), find(files.target)
-        self.files = find(files.files) + sources + targets
+        self.whole, sources, targets = find(files.files), find(files.source), find(files.target)
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} source files and {len(targets)} target files: give as many of each")
         self.pairs = list(zip(sources, targets, strict=True))
+        self.files = self.whole + sources + targets
 
     def rows(self) -> Iterator[Row]:
         columns, task = self.data.columns, self.data.task
         for source, target in self.pairs:
             yield from _parallel(source, target)
-        for file in self.files[2 * len(self.pairs) :]:
+        for file in self.whole:
             if task == "tag":
                 found: Iterator[tuple[int, tuple[Any, ...]]] = _conll(file, columns)
             elif task in ("generate", "fill"):
@@ -85,10 +85,10 @@ def find(patterns: Sequence[str]) -> list[File]:
     found: list[File] = []
     for pattern in patterns:
         path = Path(pattern).expanduser()
-        matches = [path] if path.exists() else map(Path, glob.glob(str(path), recursive=True))
+        matches = [path] if pattern and path.exists() else map(Path, glob.glob(str(path), recursive=True))
         inside = [file for match in sorted(matches) for file in (_inside(match) if match.is_dir() else [match])]
         if not inside:
-            raise InputError(f"{pattern}: no file matches; paths are relative to where you are")
+            raise InputError(f"{pattern or repr(pattern)}: no file matches; paths are relative to where you are")
         found += map(File, inside)
     return found
 
@@ -148,16 +148,14 @@ class File:
     def _open(self) -> Iterator[io.BufferedReader]:
         """The file's bytes, decompressed."""
         self.done = 0
-        with _Counted(self) as raw, io.BufferedReader(raw, 1 << 20) as packed:
-            if self.compression == ".gz":
-                plain: Any = gzip.GzipFile(fileobj=packed)
-            elif self.compression == ".xz":
-                plain = lzma.LZMAFile(packed)
-            elif self.compression == ".zst":
-                plain = _Zstandard(packed)
-            else:
-                plain = raw
-            with io.BufferedReader(plain, 1 << 20) as file:
+        with _Counted(self) as raw, io.BufferedReader(raw, 1 << 17) as packed:
+            plain: dict[str, Callable[[], Any]] = {
+                ".gz": lambda: gzip.GzipFile(fileobj=packed),
+                ".xz": lambda: lzma.LZMAFile(packed),  # noqa: SIM115  closed by what is around it
+                ".zst": lambda: _Zstandard(packed),
+                "": lambda: raw,
+            }
+            with io.BufferedReader(plain[self.compression](), 1 << 20) as file:
                 yield file
 
 
@@ -177,7 +175,7 @@ class _Counted(io.FileIO):
 class _Zstandard(io.RawIOBase):
     """A decompressed stream that notices when the file ends too early, which zstandard's own does not."""
 
-    def __init__(self, packed: io.BufferedReader):
+    def __init__(self, packed: Any):
         self.zstandard = optional("zstandard", "zst files")
         self.packed, self.frame, self.ready = packed, None, b""
 
@@ -207,7 +205,8 @@ def optional(module: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise InputError(f"{what} need {module}; install it: pip install 'regard[files]'") from None
+        package = module.partition(".")[0]
+        raise InputError(f"{what} need {package}; install it: pip install 'regard[files]'") from None
 
 
 # ---------------------------------------------------------------------------------------
@@ -240,7 +239,7 @@ def _documents(file: File, data: recipe.Data) -> Iterator[tuple[int, tuple[str, 
             yield line, (text, True)
     else:
         gathered: list[str] = []  # lines of the document that have not been handed on
-        begins, size, enough = True, 0, PART
+        begins, size, enough, line = True, 0, PART, 0
         for line, text in file.lines():
             if data.documents == "paragraph" and not text.strip():
                 if gathered:
@@ -269,16 +268,17 @@ def _conll(file: File, columns: tuple[str, ...]) -> Iterator[tuple[int, tuple[li
     least = 1 + max(word, tag, 1)
     words: list[str] = []
     tags: list[str] = []
+    begin = 0
     for line, text in itertools.chain(file.lines(), [(0, "")]):
         cells = _BLANKS.split(text.strip(" \t")) if text.strip() else []
         if cells and cells[0] != "-DOCSTART-":
             if len(cells) < least:
                 raise InputError(f"{file.path}: line {line} has {_columns(cells)}, and column {least} is needed")
+            begin = begin if words else line
             words.append(cells[word])
             tags.append(cells[tag])
-            last = line
         elif words:
-            yield last - len(words) + 1, (words, tags)
+            yield begin, (words, tags)
             words, tags = [], []
 
 
@@ -297,7 +297,7 @@ def _table(file: File, columns: tuple[str, ...], n: int, *, label: bool) -> Iter
         wanted = [int(column) - 1 for column in columns] or list(range(n))
     else:
         _, header = next(read)
-        wanted = [header.index(column) for column in _present(file, columns, header)]
+        wanted = [header.index(column) for column in _present(str(file.path), columns, header)]
     least = 1 + max(wanted)
     for line, cells in read:
         if len(cells) >= least:
@@ -340,7 +340,7 @@ def _jsonl(file: File, columns: tuple[str, ...], n: int, *, label: bool) -> Iter
             raise InputError(f"{file.path}: line {line} is not an object: {{...}} with a key for each column")
         columns = columns or _first(file, list(value), n)
         place = f"{file.path}: line {line}"
-        yield line, _texts(place, columns, [value[key] for key in _present(file, columns, value, line)], label)
+        yield line, _texts(place, columns, [value[key] for key in _present(place, columns, value)], label)
 
 
 def _parquet(file: File, columns: tuple[str, ...], n: int, *, label: bool) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -352,7 +352,7 @@ def _parquet(file: File, columns: tuple[str, ...], n: int, *, label: bool) -> It
         with file._faults(), parquet.ParquetFile(file.path) as table:
             names = table.schema_arrow.names
             columns = columns or _first(file, names, n)
-            wanted = _present(file, columns, names)
+            wanted = _present(str(file.path), columns, names)
             for batch in table.iter_batches(columns=list(dict.fromkeys(wanted)), batch_size=4096):
                 for values in zip(*(batch.column(name).to_pylist() for name in wanted), strict=True):
                     line += 1
@@ -380,10 +380,10 @@ def _texts(place: str, names: Sequence[str], values: Iterable[Any], label: bool)
     return tuple(texts)
 
 
-def _present(file: File, columns: Sequence[str], there: Any, line: int = 1) -> Sequence[str]:
+def _present(place: str, columns: Sequence[str], there: Any) -> Sequence[str]:
     for column in columns:
         if column not in there:
-            raise InputError(f"{file.path}: line {line} has no column {column!r}; there are {', '.join(there)}")
+            raise InputError(f"{place}: no column {column!r}; there are {', '.join(there)}")
     return columns
 
 

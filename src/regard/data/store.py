@@ -105,15 +105,17 @@ class DataDir:
     def tokenizer_of(self, column: str) -> Tokenizer:
         return self.source_tokenizer if column == "source" else self.tokenizer
 
-    def split(self, name: str) -> dict[str, Ragged | np.ndarray]:
-        """The columns of a split, mapped into memory."""
+    def split(self, name: str) -> dict[str, Any]:
+        """The columns of a split, mapped into memory: texts and tags are :class:`Ragged`, a label a row is an array."""
         if name not in self.splits:
             raise InputError(f"{self.path}: no split {name!r}; there are {', '.join(self.splits)}")
-        columns: dict[str, Ragged | np.ndarray] = {}
+        columns: dict[str, Any] = {}
         for column, facts in self.manifest["splits"][name]["columns"].items():
             values = _map(self.path / f"{name}.{column}.bin", facts["dtype"])
             ragged = "tokens" in facts
-            columns[column] = Ragged(values, _map(self.path / f"{name}.{column}.ends.bin", "int64")) if ragged else values
+            columns[column] = (
+                Ragged(values, _map(self.path / f"{name}.{column}.ends.bin", "int64")) if ragged else values
+            )
         return columns
 
     def verify(self) -> None:
@@ -127,7 +129,12 @@ _AGAIN = "prepare the data again"
 
 
 def _map(path: Path, dtype: str) -> np.ndarray:
-    return np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
+    return np.memmap(path, dtype=little(dtype), mode="r")
+
+
+def little(dtype: np.dtype | str) -> np.dtype:
+    """A type of number, little-endian: the machine's own nearly everywhere."""
+    return np.dtype("<" + np.dtype(dtype).str[1:])
 
 
 def sha256(path: Path) -> str:
@@ -143,9 +150,9 @@ class Column:
     """One column of a split, on its way to disk: rows of ids, or (not ragged) a number a row."""
 
     def __init__(self, folder: Path, split: str, name: str, dtype: np.dtype, *, ragged: bool = True):
-        self.folder, self.name, self.dtype, self.ragged = folder, name, np.dtype(dtype).newbyteorder("<"), ragged
+        self.folder, self.name, self.dtype, self.ragged = folder, name, little(dtype), ragged
         self.path = folder / f"{split}.{name}.bin"
-        self.file = self.path.open("wb")
+        self.path.touch()
         self.ends = array("q")  # 8 bytes a row are all that stays in memory
         self.size = 0
 
@@ -157,18 +164,18 @@ class Column:
                 self.ends.append(self.size)
             else:
                 self.ends[-1] = self.size
-        self.file.write(b"".join(rows))
+        with self.path.open("ab") as file:  # nothing stays open, whatever happens in between
+            file.write(b"".join(rows))
 
     def split_off(self, split: str, row: int, at: int) -> Column:
         """The last ids, from number ``at`` on, as the same column of another split; ``row`` is where they begin."""
-        self.file.flush()
         rest = Column(self.folder, split, self.name, self.dtype, ragged=self.ragged)
         rest.ends = array("q", [end - at for end in self.ends[row:]])
         rest.size = self.size - at
-        with self.path.open("rb") as file:
+        with self.path.open("r+b") as file, rest.path.open("wb") as rest_file:
             file.seek(at * self.dtype.itemsize)
-            shutil.copyfileobj(file, rest.file)
-        self.file.truncate(at * self.dtype.itemsize)
+            shutil.copyfileobj(file, rest_file)
+            file.truncate(at * self.dtype.itemsize)
         before = self.ends[row - 1] if row else 0
         self.ends = self.ends[:row]
         if before < at:  # the cut goes through a row
@@ -178,12 +185,10 @@ class Column:
 
     def unique(self) -> set[int]:
         """The numbers that occur."""
-        self.file.flush()
         return set(np.unique(np.fromfile(self.path, self.dtype)).tolist())
 
     def close(self) -> dict[str, Any]:
-        """Finish the files; what the manifest says of them."""
-        self.file.close()
+        """Write the ends of the rows; what the manifest says of the column."""
         facts: dict[str, Any] = {"dtype": self.dtype.name}
         if self.ragged:
             ends = np.array(self.ends, "<i8")

@@ -17,7 +17,7 @@ from rich.progress import TransferSpeedColumn as Rate
 from rich.table import Table
 from rich.text import Text
 
-from regard.data import prepare
+from regard.data.prepare import Progress as Report
 from regard.data.store import DataDir, Ragged
 from regard.data.tokenizer import Tokenizer
 
@@ -26,7 +26,7 @@ SHOWN = 60  # tokens of a sample; a terminal has no room for more
 
 
 @contextmanager
-def progress_bar() -> Iterator[prepare.Progress]:
+def progress_bar() -> Iterator[Report]:
     """A bar on standard error for each thing that is done, to hand to ``prepare``; nothing where nobody looks."""
     console = Console(stderr=True)
     columns = BarColumn(20), TaskProgressColumn(), Rate(), TimeRemainingColumn(elapsed_when_finished=True)
@@ -42,6 +42,7 @@ def progress_bar() -> Iterator[prepare.Progress]:
         def progress(stage: str, done: int, total: int, note: str) -> None:
             if stage not in stages:
                 for task in stages.values():
+                    bar.update(task, completed=1, total=1)
                     bar.stop_task(task)
                 stages[stage] = bar.add_task(stage, total=total, note=note)
             bar.update(stages[stage], completed=done, total=total or None, note=note)
@@ -103,7 +104,8 @@ class Summary:
         """A few examples from all over the training data, as their tokens."""
         columns = self.data.split("train")
         n = self.data.manifest["splits"]["train"]["examples"]
-        return [self._sample(columns, i) for i in sorted({n * k // SAMPLES for k in range(min(SAMPLES, n))})]
+        shown = min(SAMPLES, n)
+        return [self._sample(columns, n * k // shown) for k in range(shown)]
 
     def _sample(self, columns: dict[str, Ragged | np.ndarray], i: int) -> dict[str, list[str]]:
         labels, sample = self.data.labels, dict[str, list[str]]()
@@ -134,8 +136,7 @@ class Summary:
         return Group(*self._page())
 
     def _page(self) -> Iterator[RenderableType]:
-        size = sum(file["bytes"] for file in self.data.manifest["files"].values())
-        yield Text(f"{self.data.path}: {self.data.task}, {size / 1e6:,.1f} MB\n", style="bold")
+        yield Text(f"{self.data.path}: {self.data.task}\n", style="bold")
         headings = ("examples", "tokens", "mean", "median", "95 %", "longest")
         table = _table("", "", *headings)
         for split, facts in self.splits.items():
@@ -164,10 +165,10 @@ class Summary:
         yield Text()
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
         table.add_column(style="dim", no_wrap=True)
-        table.add_column(no_wrap=True, overflow="ellipsis")
+        table.add_column()
         for sample in self.samples:
             for name, tokens in sample.items():
-                table.add_row(name, Text(" ".join(tokens)))
+                table.add_row(name, Text(" ".join(tokens), no_wrap=True, overflow="ellipsis"))
         yield table
 
 

@@ -30,6 +30,8 @@ SPECIAL = {  # the first name of each is ours; a tokenizer from elsewhere may ha
     "mask": ("<mask>", "[MASK]", "<|mask|>", "[mask]"),
 }
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+ENOUGH = 100_000_000  # characters to learn a tokenizer from
+ENOUGH_RARE = 5_000_000  # where words hardly recur; about 200 bytes of memory each
 COVERAGE = 0.9999  # of the text's characters have a token of their own; the rarest are left to bytes
 
 # Words, numbers up to three digits and runs of signs, each with the space before it; line ends; other spaces.
@@ -81,9 +83,7 @@ class Tokenizer:
     # -- where tokenizers come from and go to ---------------------------------------------
 
     @classmethod
-    def train(
-        cls, texts: Iterable[str], config: recipe.Tokenizer, characters: Characters | None = None
-    ) -> Tokenizer:
+    def train(cls, texts: Iterable[str], config: recipe.Tokenizer, characters: Characters | None = None) -> Tokenizer:
         """Learn one from text. ``characters`` counts those of the text, where that is known; then ``texts`` is gone
         through once, and may be a part of it.
 
@@ -298,10 +298,15 @@ class Characters:
 
     def __init__(self, config: recipe.Tokenizer):
         self.config, self.counts = config, np.zeros(0x110000, np.int64)
+        self.in_rare_words, self._n_added = 0, 0
 
-    def add(self, texts: Iterable[str]) -> None:
-        texts = list(texts)
+    def add(self, texts: Sequence[str]) -> None:
         text = "\n".join(texts)  # faster than one by one
+        if self._n_added % 8 == 0:  # an estimate will do
+            words = set(text.split())
+            if sum(map(len, words)) > len(text) / 2:
+                self.in_rare_words += 8 * len(text)
+        self._n_added += 1
         if self.config.normalise != "none":
             text = unicodedata.normalize("NFC" if self.config.normalise == "nfc" else "NFKC", text)
         if self.config.lowercase:
@@ -313,6 +318,15 @@ class Characters:
     @property
     def total(self) -> int:
         return int(self.counts.sum())
+
+    @property
+    def sample(self) -> int:
+        """A tokenizer is to be learned from one text in so many.
+
+        Time goes with the length of the text, memory with that of its different words: much where words hardly recur,
+        as in scripts without spaces.
+        """
+        return max(1, math.ceil(self.total / ENOUGH), math.ceil(self.in_rare_words / ENOUGH_RARE))
 
     def common(self) -> list[str]:
         """The most frequent characters, that make up nearly all of the text; the most frequent first.
@@ -344,7 +358,9 @@ def _build(alphabet: list[str], merges: list[tuple[str, str]], config: recipe.To
     # No token is learned that looks like one of these: letters, digits and signs are never parts of the same.
     assert learned.keys().isdisjoint(names)
     vocabulary = {name: id for id, name in enumerate([*names, *learned])}
-    inner = tokenizers.Tokenizer(models.BPE(vocabulary, [tuple(pair) for pair in merges], byte_fallback=True))
+    inner = tokenizers.Tokenizer(
+        models.BPE(vocabulary, [(first, second) for first, second in merges], byte_fallback=True)
+    )
     inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name, *_ in SPECIAL.values()])
 
     form = {"none": [], "nfc": [normalizers.NFC()], "nfkc": [normalizers.NFKC()]}[config.normalise]

@@ -144,6 +144,12 @@ def attend(
         if kernel is not None:
             return attend_texts(q, k, v, mask.texts, kernel, is_causal=mask.is_causal, scale=scale, dropout=dropout)
         mask = mask.dense(q.shape[2], k.shape[2], device=q.device, dtype=q.dtype)
+    if w is None and q.device.type == "cpu" and q.dtype == torch.bfloat16 and torch.is_grad_enabled():
+        # A CPU's fused kernel takes ten times as long for a bfloat16 gradient as for a float32 one.
+        bias = mask.bias if mask.bias is None or mask.bias.dtype == torch.bool else mask.bias.float()
+        with torch.autocast("cpu", enabled=False):  # which would undo the casts
+            out = attend(q.float(), k.float(), v.float(), mask._replace(bias=bias), scale=scale, dropout=dropout)
+        return out.to(v.dtype)
     if w is None:
         fused = partial(F.scaled_dot_product_attention, q, k, v, mask.bias, dropout, mask.is_causal)
         if q.is_cuda and mask.bias is None and torch.is_grad_enabled():

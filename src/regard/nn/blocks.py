@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from regard.config import Stack as StackConfig
 from regard.nn.attention import Attended, Attention
 from regard.nn.cache import Cache, KeyValue
+from regard.nn.dropout import add_dropout, dropout
 from regard.nn.masks import Lowered, Mask, lower
 from regard.nn.norms import make_norm
 from regard.nn.positions import Rotation
@@ -56,7 +57,7 @@ class MLP(nn.Module):
             hidden = self.activation(gate) * hidden
         else:
             hidden = self.activation(hidden)
-        return self.down(F.dropout(hidden, self.dropout, self.training))
+        return self.down(dropout(hidden, self.dropout, self.training))
 
 
 class Block(nn.Module):
@@ -122,7 +123,7 @@ class Block(nn.Module):
         return norm(x) if self.pre else x
 
     def _after(self, norm: nn.Module, x: Tensor, branch: Tensor) -> Tensor:
-        x = x + F.dropout(branch, self.dropout, self.training)
+        x = add_dropout(x, branch, self.dropout, self.training)
         return x if self.pre else norm(x)
 
 

@@ -66,18 +66,20 @@ class World:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def wrap(self, objective: nn.Module) -> nn.Module:
-        """The module whose calls share their gradients with the other processes."""
+    def wrap(self, objective: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+        """The module whose calls share their gradients with the other processes; ``dtype`` is what products are in."""
         if self.shard:
             from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+            from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
             mesh = init_device_mesh(self.device.type, (self.size,))
+            # Gathered as products take them: autocast would keep a copy of each beside what was gathered.
+            policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
             for module in objective.modules():
                 if isinstance(module, Block):
-                    fully_shard(module, mesh=mesh)
+                    fully_shard(module, mesh=mesh, mp_policy=policy)
                     register_fsdp_forward_method(module, "remember")  # decoding calls it beside forward
-            fully_shard(objective, mesh=mesh)
+            fully_shard(objective, mesh=mesh, mp_policy=policy)
             return objective
         if self.size > 1:
             return nn.parallel.DistributedDataParallel(objective)

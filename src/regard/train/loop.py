@@ -69,7 +69,7 @@ class Trainer:
         self.dtype = torch.bfloat16 if precision == "bfloat16" else None  # None: as the weights are
         if on_gpu if self.train.compile is None else self.train.compile:
             self._compile(objective)
-        self.objective = world.wrap(objective)
+        self.objective = world.wrap(objective, self.dtype)
         self.parameters = dict(self.model.named_parameters())  # whole, or in shards
         self.weights = local(self.parameters.items())
         self.optimizer = Optimizer(self.weights, self.train)
@@ -195,12 +195,12 @@ class Trainer:
             self._halve()
             return self._advance(self._loader())
         self.number += 1
-        self.real_tokens += self.update.size.real
+        self.tokens += self.update.size.tokens
         self.watch.stepped(self.number)
         return loader
 
     def _halve(self) -> None:
-        """Work in twice as many parts from here on. Several processes could not agree on that in the middle of a step."""
+        """Work in twice as many parts from here on. Several processes could not agree on that in mid-step."""
         if self.world.size > 1 or all(len(part.inputs) == 1 for part in self.update.parts):
             raise RegardError(
                 f"out of memory at step {self.update.step} in {self.parts} parts; raise train.micro_batches, or lower"
@@ -213,7 +213,7 @@ class Trainer:
 
     def _begin_pace(self, loader: Loader) -> None:
         self.pace = time.perf_counter(), loader.waited
-        self.real_tokens = 0
+        self.tokens = 0
 
     def _log(self, loader: Loader) -> None:
         """A line of metrics: the only place where the loop waits for the device."""
@@ -227,7 +227,7 @@ class Trainer:
             "lr": learning_rate(self.train, self.number),
             "gradient": float(self.last_norm),
             "skipped": int(skipped),
-            "tokens_per_second": self.real_tokens / took,
+            "tokens_per_second": self.tokens / took,
             "waited": (loader.waited - waited) / took,
             "seconds": self._elapsed(),
         }
@@ -254,7 +254,7 @@ class Trainer:
         checkpoint.write_weights(path, tensors)
         raise RegardError(
             f"step {self.number}: the loss or its gradient was not finite {in_a_row} times in a row; the batch is in"
-            f" {path}, the last checkpoint is intact: lower train.lr ({self.train.lr}), or train.clip ({self.train.clip})"
+            f" {path}, the last checkpoint is intact; lower train.lr ({self.train.lr}) or train.clip ({self.train.clip})"
         )
 
     # -- held-out data -----------------------------------------------------------------

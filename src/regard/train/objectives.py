@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.nn.transformer import autocast_dtype
@@ -44,8 +44,30 @@ def token_loss(
     dtype = autocast_dtype(hidden) or hidden.dtype
     if chunk is None:
         chunk = max(1, CHUNK.get(device, CHUNK["cpu"]) // table.shape[0])
+    real = targets >= 0
+    count = real.sum()
+    if _on_cpu(hidden) and count < len(targets):
+        # What is left out is not computed. Elsewhere this would wait for the device, or change shapes.
+        hidden, targets = hidden[real], targets[real]
     total = _ChunkedLoss.apply(hidden, table, bias, targets, smoothing, chunk, dtype)
-    return total, (targets >= 0).sum()
+    return total, count
+
+
+def _on_cpu(x: Tensor) -> bool:
+    """Whether a CPU works on x, operation by operation."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _softmax_(scores: Float[Tensor, "n V"], real: Bool[Tensor, "n 1"]) -> tuple[Tensor, Float[Tensor, "n V"]]:
+    """The logarithm of each row's sum of exponentials, and softmax in place of the scores; zeros where a row is not
+    real, of which :func:`token_loss` leaves none on a CPU."""
+    if not _on_cpu(scores):
+        norm = scores.logsumexp(-1, keepdim=True)
+        return norm, scores.sub_(torch.where(real, norm, torch.inf)).exp_()
+    # torch's softmax takes each row once, while it is in the cache. The largest score and its share tell the sum.
+    largest = scores.amax(-1, keepdim=True)
+    torch.softmax(scores, -1, out=scores)
+    return largest - scores.amax(-1, keepdim=True).log(), scores
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -71,28 +93,32 @@ class _ChunkedLoss(torch.autograd.Function):
             if extra:
                 scores[:, n_tokens:] = -torch.inf
             real, wanted = wanted >= 0, wanted.clamp_min(0)
-            norm = scores.logsumexp(-1, keepdim=True)  # (n, 1)
             at_target = scores.gather(1, wanted)
+            norm, change = _softmax_(scores, real) if wants_gradient else (scores.logsumexp(-1, keepdim=True), scores)
             loss = norm - (1 - smoothing) * at_target
             if sum_of_rows is not None:
                 sum_of_scores = rows.to(full) @ sum_of_rows[:, None]
                 loss = loss - spread * (sum_of_scores if bias is None else sum_of_scores + bias.sum())
             total = total + torch.where(real, loss, 0).sum()
             if wants_gradient:
-                # softmax minus the wanted distribution; zero where a target is left out (minus infinity's exp).
-                norm = torch.where(real, norm, torch.inf)
-                change = scores.sub_(norm).exp_()
+                # softmax minus the wanted distribution; zero where a target is left out.
                 if smoothing:
                     change = change.sub_(spread * real.to(full))
                 # The target's entry is put, not added: in bfloat16 a probability near 1 would swallow the difference.
                 at_target = torch.where(real, (at_target - norm).exp() - (1 - smoothing) - spread, 0)
-                change = change.to(dtype).scatter_(1, wanted, at_target.to(dtype))
+                if _on_cpu(change):  # where a scatter in bfloat16 would copy all of it, twice
+                    change = change.scatter_(1, wanted, at_target).to(dtype)
+                else:
+                    change = change.to(dtype).scatter_(1, wanted, at_target.to(dtype))
                 if bias is not None:
                     part = change[:, :n_tokens].sum(0, dtype=full)
                     d_bias = part if d_bias is None else d_bias + part
                 d_hidden.append(change @ wide)
-                part = (change.T @ rows).to(full)
-                d_table = part if d_table is None else d_table + part
+                if d_table is not None and dtype == full:
+                    d_table.addmm_(change.T, rows)
+                else:
+                    part = (change.T @ rows).to(full)
+                    d_table = part if d_table is None else d_table + part
         if wants_gradient:
             whole = torch.cat(d_hidden).to(hidden.dtype) if d_hidden else torch.zeros_like(hidden)
             d_table = torch.zeros_like(table) if d_table is None else d_table[:n_tokens].to(table.dtype)

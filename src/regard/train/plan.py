@@ -308,7 +308,9 @@ def recurrent(tower: c.Recurrent, load: Load, memory: c.Tower | None, *, own_tab
         yield from (piece.times(2 if tower.bidirectional else 1) for piece in layer)
 
 
-def tower_pieces(tower: c.Tower, load: Load, memory: c.Tower | None = None, *, own_table: bool = True):
+def tower_pieces(
+    tower: c.Tower, load: Load, memory: c.Tower | None = None, *, own_table: bool = True
+) -> Iterator[Piece]:
     if isinstance(tower, c.Recurrent):
         return recurrent(tower, load, memory, own_table=own_table)
     return stack(tower, load, memory, own_table=own_table)

@@ -142,7 +142,8 @@ def samples(model: Transformer, data: DataDir, n: int = 3) -> Iterator[dict[str,
     """What the model says of the first few held-out examples, beside what it should say."""
     columns = data.split("valid" if "valid" in data.splits else "train")
     device = next(model.parameters()).device
-    for i in range(min(n, len(next(iter(columns.values()))))):
+    rows = len(next(iter(columns.values())))
+    for i in range(n if data.task == "generate" else min(n, rows)):
         yield _SAMPLES[data.task](model, data, columns, i, device)
 
 
@@ -163,9 +164,10 @@ def _translated(model: Transformer, data: DataDir, columns, i: int, device) -> d
 
 
 def _continued(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
-    text = columns["text"][i]
-    at = 0 if len(columns["text"]) > 1 else 97 * i  # one long document: a few places in it
-    prompt = text[at : at + min(12, max(1, len(text) // 2))]
+    documents = columns["text"]
+    text = documents[i % len(documents)]
+    at = i // len(documents) * len(text) // 3  # of few documents, a few places in each
+    prompt = text[at : at + min(12, max(1, len(text) // 2), _room(model) // 2)]
     out = greedy(model, data.tokenizer, prompt=[int(t) for t in prompt], most=min(40, _room(model) - len(prompt) - 1))
     return {"prompt": data.tokenizer.decode(prompt), "model": data.tokenizer.decode(out)}
 

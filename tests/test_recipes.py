@@ -1,0 +1,57 @@
+"""Every recipe parses, says what it claims, and overfits ten examples."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import toy
+from regard import recipe as recipes
+from regard.data.prepare import prepare
+from regard.schema import merge
+from regard.train.loop import train
+from regard.train.watch import Watch
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
+SMALL = {"d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 128}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_parses_and_says_what_it_claims(path):
+    recipes.read(path)
+    header = re.match(r"(#.*\n)+", path.read_text())[0]
+    assert f"regard train recipes/{path.name}" in header
+    for part in ("Data", "Hardware", "Duration", "Score"):
+        assert re.search(rf"^# {part}: +\S", header, re.MULTILINE), part
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_overfits_ten_examples(path, tmp_path):
+    """The recipe's own model (made small where it is large) and way of training, on ten examples made here."""
+    recipe = recipes.read(path)
+    task = recipe.data.task
+    data = recipe.data.replace(
+        train=recipes.Files(**{k: (v,) for k, v in toy.write(tmp_path, task, 10, 1, "train").items()}),
+        valid=recipes.Files(),
+        hold_out=0.0,
+        columns=tuple(toy.COLUMNS.get(task, ())),
+        tokenizer=recipe.data.tokenizer.replace(kind="characters"),
+    )
+    steps = 300
+    settings = recipe.train.replace(
+        steps=steps, warmup=20, lr=3e-3, batch_tokens=1024, smoothing=0.0, weight_decay=0.0, word_dropout=0.0,
+        log_every=steps // 10, valid_every=steps, checkpoint_every=steps, compile=False, precision="float32",
+        row_tokens=64 if task in ("generate", "fill") else 256 if recipe.train.packed else None,
+    )  # fmt: skip
+    config = recipes.model_config(recipe.model, vocab_size=300, n_labels=2)
+    small = {}
+    for name in ("encoder", "decoder"):
+        tower = getattr(config, name)
+        if tower is not None and getattr(tower, "d_model", 0):
+            dropout = {"dropout": 0.0, "attn_dropout": 0.0, "mlp_dropout": 0.0, "embed_dropout": 0.0}
+            small[name] = {**dropout, **(SMALL if tower.d_model > SMALL["d_model"] else {})}
+    recipe = recipe.replace(data=data, model=merge(recipe.model, small), train=settings)
+    prepared = prepare(recipe.data, tmp_path / "data")
+    run = train(recipe, prepared.path, tmp_path / "run", device="cpu", watch=Watch(quiet=True))
+    losses = [line["loss"] for line in run.lines() if line["kind"] == "train"]
+    assert losses[-1] < 0.1 * losses[0], losses

@@ -1,0 +1,146 @@
+"""`regard train` as its user meets it: what it prints, how it ends, and how it fails."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import toy
+from regard.train import checkpoint
+from regard.train.run import Run
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A folder with a recipe and its prepared data."""
+    folder = tmp_path_factory.mktemp("cli")
+    recipe, data = toy.prepared(folder, "translate", steps=12, checkpoint_every=4, valid_every=6, log_every=2)
+    (folder / "toy.json").write_text(recipe.to_json())
+    return folder, data
+
+
+def regard(folder, *arguments, **options):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    command = [sys.executable, "-m", "regard", *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, **options)
+
+
+def refused(done, *parts):
+    """One line, exit code 2, no traceback."""
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    for part in parts:
+        assert part in lines[0]
+
+
+def test_a_recipe_trains_from_raw_files(work):
+    folder, _ = work
+    done = regard(folder, "train", "toy.json", "--device", "cpu", "--data", "fresh", "--out", "runs/raw", "--tensorboard")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    for told in ("runs/raw: a new run", "parameters", "held out: loss", "reference", "done: 12 steps"):
+        assert told in done.stderr
+    assert (folder / "fresh" / "manifest.json").exists()
+    assert list((folder / "runs/raw/tensorboard").iterdir())
+    again = regard(folder, "train", "toy.json", "--device", "cpu", "--data", "fresh", "--out", "runs/quiet", "--quiet")
+    assert again.returncode == 0
+    assert again.stderr == ""
+    other = regard(folder, "train", "toy.json", "data.max_tokens=99", "--data", "fresh", "--out", "runs/other")
+    refused(other, "fresh: was prepared otherwise (max_tokens: 256 then, 99 now)")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_go_on(work, number):
+    folder, data = work
+    out = folder / f"signal-{int(number)}"
+    command = [sys.executable, "-m", "regard", "train", "toy.json", "train.steps=5000", "--data", data.path, "--out", out]
+    process = subprocess.Popen(list(map(str, command)), cwd=folder, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not any(True for _ in Run(out).lines()):
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, said = process.communicate()
+    assert process.returncode == 128 + number, said
+    assert f"stopped by {number.name}; everything is saved. To go on: regard train --resume {out}" in said
+    last = checkpoint.checkpoints(out)[-1]
+    assert checkpoint.read_facts(last)["step"] > 0
+
+
+def test_resume_needs_no_recipe(work):
+    folder, data = work
+    out = folder / "again"
+    assert regard(folder, "train", "toy.json", "--data", data.path, "--out", out).returncode == 0
+    checkpoint.discard(checkpoint.checkpoints(out)[-1])
+    done = regard(folder, "train", "--resume", out)
+    assert done.returncode == 0
+    assert "going on from step 8" in done.stderr
+    refused(
+        regard(folder, "train", "toy.json", "train.lr=0.5", "--resume", out),
+        "began with another recipe (train.lr: 0.01 then, 0.5 now)",
+    )
+
+
+def test_verify_resume(work):
+    folder, data = work
+    done = regard(folder, "train", "toy.json", "--data", data.path, "--device", "cpu", "--verify-resume")
+    assert done.returncode == 0, done.stderr
+    assert "The losses and the weights at the end are the same, bit for bit." in done.stdout
+    assert done.stdout.count("killed after this step") == 2
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint(work):
+    """The limit on a file's size stands for the disk: writing fails in the middle of a file."""
+    folder, data = work
+    out = folder / "full"
+    assert regard(folder, "train", "toy.json", "--data", data.path, "--out", out).returncode == 0
+    checkpoint.discard(checkpoint.checkpoints(out)[-1])
+    earlier = checkpoint.checkpoints(out)[-1]
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+
+    done = regard(folder, "train", "--resume", out, preexec_fn=limit)
+    refused(done, "cannot be written", "what was there before is intact: make room and resume")
+    assert checkpoint.checkpoints(out)[-1] == earlier
+    checkpoint.load(earlier)
+    assert not list((out / "state").glob(".*"))
+    assert regard(folder, "train", "--resume", out).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["train"], ["nothing to train; give a recipe"]),
+        (["train", "nowhere.toml"], ["nowhere.toml: cannot be read (No such file or directory)"]),
+        (["train", "toy.json", "train.stepz=3"], ["train.stepz: unknown key; did you mean steps?"]),
+        (["train", "toy.json", "train.steps"], ["'train.steps' must be a key and its value"]),
+        (["train", "toy.json", "--resume", "a", "--out", "b"], ["a run goes on where it is"]),
+        (["train", "--resume", "nowhere"], ["nowhere/config.json: cannot be read", "is this a run directory?"]),
+        (["train", "--verify-resume", "--resume", "x"], ["--verify-resume needs a recipe"]),
+        (["train", "toy.json", "--data", "data", "--device", "tpu"], ["device ('tpu') must be cpu or cuda"]),
+        (["train", "toy.json", "--data", "data", "--shard"], ["--shard needs several processes"]),
+        (["train", "toy.json", "--data", "data", "train.batch_tokens=5"], ["batch_tokens (5) must be at least"]),
+        (["train", "toy.json", "model.encoder.n_heds=2"], ["model: encoder.n_heds: unknown key; did you mean n_heads?"]),
+    ],
+)
+def test_mistakes(work, arguments, parts):
+    folder, _ = work
+    refused(regard(folder, *arguments), *parts)
+    assert not (folder / "runs" / "toy").exists()
+
+
+def test_metrics_are_json_a_line(work):
+    folder, data = work
+    out = folder / "lines"
+    assert regard(folder, "train", "toy.json", "--data", data.path, "--out", out, "--quiet").returncode == 0
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if line["kind"] == "train"]
+    assert [line["step"] for line in trained] == [2, 4, 6, 8, 10, 12]
+    assert all(0 <= line["waited"] <= 1 and line["tokens_per_second"] > 0 for line in trained)
