@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import resource
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing.connection import Connection
 
 import torch
 from rich.console import Console
@@ -21,7 +24,7 @@ class Row:
     name: str
     seconds: float  # median of one call
     spread: float  # slowest over fastest of the repeats
-    peak_bytes: int  # of device memory; 0 on a CPU
+    peak_bytes: int  # of a GPU's memory, or of a process; 0 where it was not taken
 
 
 def median_time(call: Callable[[], object], *, warmup: int, repeats: int, device: torch.device) -> tuple[float, float]:
@@ -57,6 +60,47 @@ def measure(name: str, make: Callable[[], Callable[[], object]], *, warmup: int,
     seconds, spread = median_time(call, warmup=warmup, repeats=repeats, device=device)
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     return Row(name, seconds, spread, peak)
+
+
+def measure_in_turns(makes: dict[str, Callable[[], Callable[[], object]]], *, warmup: int, repeats: int) -> list[Row]:
+    """A CPU's way: candidates are called in turn, so that whatever else it is busy with slows all of them alike, and
+    each in a process of its own, for what one frees decides what it costs the next to allocate."""
+    spawn = multiprocessing.get_context("spawn")
+    workers = {}
+    for name, make in makes.items():
+        here, there = spawn.Pipe()
+        spawn.Process(target=_answer, args=(make, there), daemon=True).start()
+        workers[name] = here
+    for name, worker in list(workers.items()):
+        if missing := worker.recv():
+            print(f"{name}: left out ({missing})")
+            del workers[name]
+    answers: dict[str, list[tuple[float, int]]] = {name: [] for name in workers}
+    for _ in range(warmup + repeats):
+        for name, worker in workers.items():
+            worker.send(True)
+            answers[name].append(worker.recv())
+    rows = []
+    for name, given in answers.items():
+        times = [seconds for seconds, _ in given[warmup:]]
+        rows.append(Row(name, statistics.median(times), max(times) / min(times), given[-1][1]))
+        workers[name].send(False)
+    return rows
+
+
+def _answer(make: Callable[[], Callable[[], object]], asked: Connection) -> None:
+    """Build a candidate, then time one call whenever asked: seconds, and the largest memory so far."""
+    try:
+        call = make()
+    except ImportError as error:
+        asked.send(str(error))
+        return
+    asked.send("")
+    while asked.recv():
+        begin = time.perf_counter()
+        call()
+        seconds = time.perf_counter() - begin
+        asked.send((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 
 
 def report(title: str, rows: list[Row], *, work: float, unit: str, ours: str = "", beside: str = "") -> None:

@@ -1,6 +1,7 @@
 """One training step (forward, loss, backward, AdamW) of regard and its peers, on the same batch, in one process.
 
     python benchmarks/train_step.py                          # 2 CPU cores: small models, eager, float32
+    python benchmarks/train_step.py --precision bfloat16     # likewise in bfloat16
     python benchmarks/train_step.py --nanogpt carry/nanogpt  # a GPU: full size, compiled, bfloat16
 
 Peers: nanoGPT (a checkout of it, given by --nanogpt), Hugging Face transformers, torch.nn.Transformer. Each
@@ -13,16 +14,18 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from measure import measure, report
+from measure import measure, measure_in_turns, report
 from regard import presets
 from regard.nn import Transformer, sinusoid
 from regard.train.compiled import compiled
+from regard.train.memory import keep_freed_memory
 from regard.train.objectives import token_loss
 
 SMOOTHING = 0.1
@@ -47,8 +50,9 @@ GPU_TRANSLATOR = Work(batch=800, length=32, vocab=37_000, layers=6, width=512, h
 CPU_TRANSLATOR = Work(batch=256, length=16, vocab=8_000, layers=4, width=128, heads=4, dropout=0.1)
 
 
-def step_of(loss_of, model: nn.Module, batches: list, device: torch.device, how: str):
-    """A callable that trains one step on the next batch."""
+def step_of(loss_of, model: nn.Module, batches: list, device: torch.device, how: str, half: bool | None = None):
+    """A callable that trains one step on the next batch; in bfloat16 (``half``) by default where there is a GPU."""
+    half = device.type == "cuda" if half is None else half
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
     loss_fn = {
         "eager": lambda: loss_of,
@@ -61,7 +65,7 @@ def step_of(loss_of, model: nn.Module, batches: list, device: torch.device, how:
         batch = batches[state["i"] % len(batches)]
         state["i"] += 1
         torch.compiler.cudagraph_mark_step_begin()
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
             loss = loss_fn(*batch)
         loss.backward()
         optimizer.step()
@@ -180,24 +184,32 @@ def marian_translator(work: Work, device):
 # -- running ----------------------------------------------------------------------------
 
 
+def make_step(make_model, work: Work, n_inputs: int, device: torch.device, how: str, args):
+    """A candidate's step: the same batches and settings for each of them."""
+    torch.manual_seed(0)
+    if args.keep_memory:
+        keep_freed_memory()
+    shape = work.batch, work.length
+    batches = [tuple(torch.randint(2, work.vocab, shape, device=device) for _ in range(n_inputs)) for _ in range(4)]
+    model, loss = make_model(work, device)
+    return step_of(loss, model, batches, device, how, args.precision == "bfloat16")
+
+
 def run(title: str, work: Work, candidates: dict, n_inputs: int, device, args) -> None:
-    def batch():
-        return tuple(torch.randint(2, work.vocab, (work.batch, work.length), device=device) for _ in range(n_inputs))
-
-    batches = [batch() for _ in range(4)]
-    rows = []
+    on_gpu = device.type == "cuda"
     # Ours stands first and last: a GPU slows as it warms, and the slower of the two is what counts.
-    again = {"regard, again": candidates["regard"]} if device.type == "cuda" and not args.only else {}
+    again = {"regard, again": candidates["regard"]} if on_gpu and not args.only else {}
+    makes = {}
     for name, make_model in {**candidates, **again}.items():
-        if (args.only and args.only not in name) or ("graphs" in name and not args.compile):
+        if (args.only and args.only not in name) or ("graphs" in name and not (args.compile and on_gpu)):
             continue
-
-        def make(make_model=make_model, name=name):
-            torch.manual_seed(0)
-            model, loss = make_model(work, device)
-            how = "eager" if not args.compile else "ours" if "regard" in name or "graphs" in name else "plain"
-            return step_of(loss, model, batches, device, how)
-
+        how = "eager" if not args.compile else "ours" if "regard" in name or "graphs" in name else "plain"
+        makes[name] = partial(make_step, make_model, work, n_inputs, device, how, args)
+    rows = []
+    if not on_gpu:
+        rows = measure_in_turns(makes, warmup=args.warmup, repeats=args.repeats)
+        makes = {}
+    for name, make in makes.items():
         try:
             rows.append(measure(name, make, warmup=args.warmup, repeats=args.repeats, device=device))
         except ImportError as error:
@@ -210,6 +222,8 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT, for its model.py")
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16" if cuda else "float32")
+    parser.add_argument("--keep-memory", action="store_true", help="as our training loop does on a CPU, for everybody")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=cuda)
     parser.add_argument("--warmup", type=int, default=10 if cuda else 3)
     parser.add_argument("--repeats", type=int, default=30 if cuda else 10)
@@ -221,7 +235,7 @@ def main() -> None:
         sys.path.insert(0, str(args.nanogpt))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    how = "compiled, bfloat16" if args.compile else "eager"
+    how = f"{'compiled' if args.compile else 'eager'}, {args.precision}{', memory kept' if args.keep_memory else ''}"
     print(f"{where}, torch {torch.__version__}, {how}\n")
     gpts = {"regard": ours_gpt, "nanoGPT": nano_gpt, "nanoGPT, graphs": nano_gpt, "transformers GPT-2": hf_gpt}
     translators = {

@@ -172,7 +172,7 @@ def train(
 
     place = data
     if given is not None and resume is None:
-        place = _prepared(given, data or f"data/{Path(recipe or '').stem}", quiet=quiet)
+        place = _prepared(given, data, Path(recipe or "").stem, quiet=quiet)
     if verify:
         assert given is not None
         assert place is not None
@@ -187,21 +187,27 @@ def train(
         raise typer.Exit(128 + stopped.number) from None
 
 
-def _prepared(recipe: Any, place: str, *, quiet: bool) -> str:
+def _prepared(recipe: Any, given: str | None, name: str, *, quiet: bool) -> str:
     """The data directory of a recipe, prepared if it is not there. Of several processes the first prepares."""
+    place = given or f"data/{name}"
     import time
     from pathlib import Path
 
     from regard.data.prepare import prepare
     from regard.data.store import DataDir
+    from regard.data.summary import progress_bar
     from regard.train.run import check_data
 
     first = os.environ.get("RANK", "0") == "0"
     while not first and not Path(place).exists():
         time.sleep(0.5)
-    if not Path(place).exists():
+    if not Path(place).exists() and quiet:
         prepare(recipe.data, Path(place))
-    check_data(DataDir(Path(place)), recipe)
+    elif not Path(place).exists():
+        print(f"preparing {place}", file=sys.stderr)
+        with progress_bar() as progress:
+            prepare(recipe.data, Path(place), progress=progress)
+    check_data(DataDir(Path(place)), recipe, files=not given)
     return place
 
 

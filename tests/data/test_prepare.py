@@ -18,6 +18,7 @@ from regard.data import DataDir, prepare
 from regard.data import readers as readers_module
 from regard.data.prepare import Writer
 from regard.data.readers import Corpus
+from regard.data.tokenizer import Tokenizer
 from regard.schema import InputError, from_dict
 
 ENGLISH = ["A dog runs.", "Two men, 1984.", "", "The cat sleeps.", "Where is it?", "It is «here»\u2028now.", "No."]
@@ -440,6 +441,19 @@ prepare(data, "out")
     assert Path(".out.partial").exists()
     assert texts(prepare(ask("generate", "t.txt"), "out")) == ["A dog runs."]
     assert not Path(".out.partial").exists()
+
+
+def test_a_tokenizer_is_learned_from_an_even_sample_of_much_text(monkeypatch):
+    write("t.txt", lines(f"number {i}" for i in range(211)))
+    heard = []
+    train = Tokenizer.train
+    monkeypatch.setattr(Tokenizer, "train", lambda texts, *rest: train(heard.extend(texts) or heard, *rest))
+    monkeypatch.setattr("regard.data.tokenizer.ENOUGH", 401)
+    monkeypatch.setattr(sys.modules["regard.data.prepare"], "BATCH", 37)  # a few texts, and on with the stride
+    data = prepare(ask("generate", "t.txt", documents="line", tokenizer={"vocab_size": 300}), "out")
+    assert heard == [f"number {i}" for i in range(0, 211, 5)]
+    assert data.manifest["tokenizers"]["tokenizer.json"]["learned_from"] == "1 text in 5"
+    assert texts(data) == [f"number {i}" for i in range(211)]
 
 
 def test_progress_tells_of_every_stage():

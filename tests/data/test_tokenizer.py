@@ -278,6 +278,17 @@ def test_what_is_no_tokenizer_is_one_line(content, message, tmp_path):
     assert len(str(error.value).splitlines()) == 1
 
 
+def test_what_cannot_be_encoded_is_one_line(trained, tmp_path):
+    with pytest.raises(InputError, match=r"^the text has half of a surrogate pair, which is no character$"):
+        trained["bpe-nfc"][1].encode("\ud83d")
+    names = {"a": 0, "dog": 1}
+    theirs = tokenizers.Tokenizer(models.WordLevel(names, unk_token="[UNK]"))
+    theirs.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    theirs.save(str(tmp_path / "theirs.json"))
+    with pytest.raises(InputError, match=r"^the tokenizer cannot encode the text \(.*UNK.*\)$"):
+        Tokenizer.load(tmp_path / "theirs.json").encode("a cat")
+
+
 def test_a_tokenizer_of_ours_can_be_used_by_others(trained, tmp_path):
     """The file alone, in the library alone, does what ours does: the first space is in it."""
     _, ours, _ = trained["bpe-nfc"]

@@ -97,3 +97,28 @@ def test_a_vocabulary_larger_than_a_chunk_goes_one_position_at_a_time(monkeypatc
     torch.testing.assert_close(
         token_loss(hidden, table, targets)[0], F.cross_entropy(hidden @ table.T, targets, reduction="sum")
     )
+
+
+def test_what_is_left_out_is_not_looked_at():
+    """On a CPU: a position without a target may hold anything."""
+    hidden, table, targets = torch.randn(T, C), torch.randn(V, C), torch.randint(0, V, (T,))
+    targets[2] = targets[5] = -1
+    wanted, _ = token_loss(hidden[targets >= 0], table, targets[targets >= 0])
+    hidden[targets < 0] = torch.nan
+    parts = [p.requires_grad_() for p in (hidden, table)]
+    total, count = token_loss(*parts, targets)
+    torch.testing.assert_close(total, wanted)
+    assert count == T - 2
+    of_hidden, of_table = torch.autograd.grad(total, parts)
+    assert of_hidden[targets < 0].abs().max() == 0
+    assert of_table.isfinite().all()
+
+
+def test_scores_far_apart_keep_their_loss():
+    """The sum of exponentials is that of the largest alone, whether its token is the target or far from it."""
+    hidden, table = torch.tensor([[300.0], [300.0]], requires_grad=True), torch.linspace(-1, 1, V)[:, None]
+    targets = torch.tensor([V - 1, 0])
+    total, _ = token_loss(hidden, table, targets)
+    torch.testing.assert_close(total, torch.tensor(600.0))
+    (mine,) = torch.autograd.grad(total, hidden)
+    torch.testing.assert_close(mine, torch.tensor([[0.0], [2.0]]))

@@ -185,16 +185,17 @@ class Bucketed(Batches):
             tags = self.columns["tag"]
             so_far = np.concatenate([[0], np.cumsum(np.asarray(tags.ids) >= 0)])
             self.wanted = so_far[tags.ends] - so_far[tags.ends - tags.lengths]
-        self.longest = np.maximum(self.source, self.target)
-        if len(self.longest) and self.longest.max() > train.batch_tokens:
+        longest = np.maximum(self.source, self.target)
+        self.longest = int(longest.max(initial=0))
+        if self.longest > train.batch_tokens:
             raise InputError(
-                f"batch_tokens ({train.batch_tokens}) must be at least {self.longest.max()}, the longest example's"
-                " tokens; raise it, or lower data.max_tokens"
+                f"batch_tokens ({train.batch_tokens}) must be at least {self.longest}, the longest example's tokens;"
+                " raise it, or lower data.max_tokens"
             )
         # Boustrophedon: the source grows over even targets and shrinks over odd ones, so that it never jumps.
         turn = np.where(self.target % 2 == 0, self.source, self.source.max(initial=0) - self.source)
         self.key = self.target * (self.source.max(initial=0) + 1) + turn
-        self.cuts = _cuts(self.longest[np.argsort(self.key, kind="stable")], train.batch_tokens)
+        self.cuts = _cuts(longest[np.argsort(self.key, kind="stable")], train.batch_tokens)
         self.order = lru_cache(maxsize=2)(self._order)
 
     def __len__(self) -> int:
@@ -344,7 +345,7 @@ class Stream(Batches):
 
     def make(self, step: int, rows: Ids) -> Batch:
         inputs, following, maskable, which, within = self._tokens(step, rows)
-        layout = _packed_layout(which, self.length) if self.walls else Layout()
+        layout = _packed_layout(which, self.length, self.length) if self.walls else Layout()
         if self.data.task == "generate":
             inputs = self.hidden_words(inputs, within > 0, step, rows, self.tokenizer.mask)
             return Batch(torch.from_numpy(inputs), layout, torch.from_numpy(following))
@@ -441,8 +442,8 @@ class Filled(Batches):
     The last token of a row is padding on both sides, so that there is always a text of it that can see itself.
     """
 
-    def __init__(self, data: DataDir, split: str, train: Train, *, shuffled: bool, length: int):
-        super().__init__(data, split, train, shuffled=shuffled)
+    def __init__(self, data: DataDir, split: str, train: Train, *, length: int):
+        super().__init__(data, split, train, shuffled=True)
         self.length = length
         self.source = self.columns["source"].lengths + 1
         self.target = self.columns["target"].lengths + 1
@@ -463,7 +464,7 @@ class Filled(Batches):
         """The pairs as they follow one another, where each row of them begins and ends, and the longest text, a row's
         padding among them."""
         n = len(self.source)
-        pairs = _shuffled(self.seed, epoch, 0, n) if self.shuffled else np.arange(n)
+        pairs = _shuffled(self.seed, epoch, 0, n)
         source, target = np.cumsum(self.source[pairs]), np.cumsum(self.target[pairs])
         ends, end = [], 0
         room = self.length - 1
@@ -474,7 +475,7 @@ class Filled(Batches):
             )
             ends.append(end)
         cuts = np.asarray(ends, np.int64)
-        if self.shuffled and len(cuts) > 1:
+        if len(cuts) > 1:
             cuts = cuts[:-1]  # the rest, less than a row, waits for another epoch
         begins = np.concatenate([[0], cuts[:-1]])
         used = np.minimum(*(np.diff(side[cuts - 1], prepend=0) for side in (source, target)))
@@ -487,7 +488,7 @@ class Filled(Batches):
         epoch, i = divmod(step, len(self))
         n = len(self.order(epoch)[1])
         rows = np.arange(i * self.per_batch, (i + 1) * self.per_batch)
-        return rows % n if self.shuffled else rows[rows < n]
+        return rows % n
 
     def _pairs_of(self, step: int, rows: Ids) -> tuple[Ids, Ids]:
         """The pairs in these rows, and which row each is in."""
@@ -517,10 +518,10 @@ class Filled(Batches):
         source = self.hidden_words(source, (source != reads.pad) & (source != reads.end), step, rows, reads.mask)
         return Batch(
             torch.from_numpy(source),
-            _packed_layout(inside, longest),
+            _packed_layout(inside, longest, self.longest),
             torch.from_numpy(wanted),
             torch.from_numpy(target),
-            _packed_layout(of_target, longest),
+            _packed_layout(of_target, longest, self.longest),
         )
 
 
@@ -576,8 +577,9 @@ def _filled(column, pairs: Ids, row: Ids, n_rows: int, length: int, *, before=No
     return flat.reshape(n_rows, length), np.where(which < 0, last[:, None], which)
 
 
-def _packed_layout(which: Ids, longest: int) -> Layout:
-    """The layout of rows whose every place belongs to a numbered text."""
+def _packed_layout(which: Ids, longest: int, n_positions: int) -> Layout:
+    """The layout of rows whose every place belongs to a numbered text. Padding may be longer than any text: it stays
+    within the positions that texts have."""
     first = np.ones(which.shape, bool)
     first[:, 1:] = which[:, 1:] != which[:, :-1]
     cols = np.arange(which.shape[1])
@@ -587,7 +589,7 @@ def _packed_layout(which: Ids, longest: int) -> Layout:
     bounds = np.full(1 + 2 ** int(np.ceil(np.log2(len(begins)))), which.size, np.int32)
     bounds[: len(begins)] = begins
     return Layout(
-        positions=torch.from_numpy(positions),
+        positions=torch.from_numpy(np.minimum(positions, n_positions - 1)),
         documents=torch.from_numpy(which),
         bounds=torch.from_numpy(bounds),
         longest=longest,
@@ -631,14 +633,16 @@ def make_batches(data: DataDir, split: str, train: Train, model: ModelConfig, *,
             return Halves(data, split, train, shuffled=shuffled, length=length)
         walls = not isinstance(towers[0], Recurrent)  # a state is carried over: the start token says that a text begins
         return Stream(data, split, train, shuffled=shuffled, length=length, walls=walls)
-    if packed:
-        return Filled(data, split, train, shuffled=shuffled, length=train.row_tokens or 1024)
     segments = getattr(towers[0].input, "n_segments", 0)
-    batches = Bucketed(data, split, train, shuffled=shuffled, n_segments=segments)
-    if max_len is not None and batches.longest.max(initial=0) > max_len:
+    batches: Bucketed | Filled
+    if packed and shuffled:
+        batches = Filled(data, split, train, length=train.row_tokens or 1024)
+    else:  # what is held out is seen once: a text a row is simplest
+        batches = Bucketed(data, split, train, shuffled=shuffled, n_segments=segments)
+    if max_len is not None and batches.longest > max_len:
         raise InputError(
-            f"max_len ({max_len}) must be at least {batches.longest.max()}, the longest example's tokens; raise the"
-            " model's, or lower data.max_tokens"
+            f"max_len ({max_len}) must be at least {batches.longest}, the longest example's tokens; raise the model's, or"
+            " lower data.max_tokens"
         )
     return batches
 

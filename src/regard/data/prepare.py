@@ -7,6 +7,7 @@ Nothing appears under the directory's name before all of it is there.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -226,9 +227,8 @@ def _tokenizers(
 
 def _sample(data: recipe.Data, corpus: Corpus, columns: list[str], every: int, progress: Progress) -> Iterator[str]:
     stage = f"learning {' and '.join(columns)} tokens"
-    for batch in _batches(data, corpus, stage, progress):
-        for column in columns:
-            yield from batch.texts[column][::every]
+    batches = _batches(data, corpus, stage, progress)
+    yield from itertools.islice((t for batch in batches for name in columns for t in batch.texts[name]), 0, None, every)
     progress(stage, 0, 0, "merging")
 
 

@@ -97,7 +97,7 @@ class Tokenizer:
             characters = Characters(config)
             characters.add(texts)
         if config.kind == "characters":
-            return cls(_build(characters.common(), [], config))
+            return cls(_build(sorted(characters.common()), [], config))
 
         room = config.vocab_size - len(SPECIAL) - len(BYTES)
         alphabet = characters.common()[:room]
@@ -133,10 +133,9 @@ class Tokenizer:
         except UnicodeDecodeError:
             raise InputError(f"{path}: not a tokenizer.json (not valid UTF-8)") from None
         try:
-            inner = tokenizers.Tokenizer.from_str(text)
+            return cls(tokenizers.Tokenizer.from_str(text))
         except Exception as error:  # the library raises nothing more precise
             raise InputError(f"{path}: not a tokenizer.json ({error})") from None
-        return cls(inner)
 
     def save(self, path: str | Path) -> None:
         """Write a tokenizer.json, whole or not at all."""
@@ -175,7 +174,12 @@ class Tokenizer:
 
     def encode_parts(self, parts: list[str]) -> list[list[int]]:
         """The ids of each part of texts that were opened and cut; together they are those of the texts."""
-        return [e.ids for e in self._encoder.encode_batch_fast(parts, add_special_tokens=False)]
+        try:
+            return [e.ids for e in self._encoder.encode_batch_fast(parts, add_special_tokens=False)]
+        except TypeError:  # the library's way to say that it is not Unicode
+            raise InputError("the text has half of a surrogate pair, which is no character") from None
+        except Exception as error:  # a tokenizer from elsewhere may know a word neither whole nor in parts
+            raise InputError(f"the tokenizer cannot encode the text ({str(error).splitlines()[0]})") from None
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; special tokens are skipped. For our own, ``decode(encode(x)) == normalise(x)``."""

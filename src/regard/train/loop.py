@@ -26,6 +26,7 @@ from regard.config import RegardError
 from regard.data.batches import draws, make_batches
 from regard.data.store import DataDir
 from regard.nn import Transformer
+from regard.nn.blocks import Block
 from regard.recipe import Recipe, model_config
 from regard.train import checkpoint, tasks
 from regard.train.compiled import compiled
@@ -67,8 +68,9 @@ class Trainer:
         on_gpu = self.device.type == "cuda"
         precision = self.train.precision or ("bfloat16" if on_gpu else "float32")
         self.dtype = torch.bfloat16 if precision == "bfloat16" else None  # None: as the weights are
-        if on_gpu if self.train.compile is None else self.train.compile:
-            self._compile(objective)
+        packed = data.task in ("generate", "fill") or bool(self.train.packed)
+        if (on_gpu and packed) if self.train.compile is None else self.train.compile:
+            self._compile(objective, packed)
         self.objective = world.wrap(objective, self.dtype)
         self.parameters = dict(self.model.named_parameters())  # whole, or in shards
         self.weights = local(self.parameters.items())
@@ -87,19 +89,21 @@ class Trainer:
         self.begun = time.perf_counter()
         self.signal = 0
 
-    def _compile(self, objective: nn.Module) -> None:
-        """Packed batches have one shape: recorded once and replayed. Padded ones have many."""
-        if self.world.shard:
-            for block in (m for m in objective.modules() if type(m).__name__ == "Block"):
-                block.compile()
+    def _compile(self, objective: nn.Module, packed: bool) -> None:
+        """Packed batches have one shape: model and loss are compiled whole, recorded and replayed. Padded ones have many,
+        and shards come together block by block: then the blocks are compiled, one for all."""
+        if packed and not self.world.shard:
+            objective.forward = compiled(objective.forward, self.device, dynamic=False)  # type: ignore[method-assign]
             return
-        packed = self.data.task in ("generate", "fill") or bool(self.train.packed)
-        objective.forward = compiled(objective.forward, self.device, graphs=packed, dynamic=not packed)  # type: ignore[method-assign]
+        for block in objective.modules():
+            if isinstance(block, Block):
+                block.compile(dynamic=not packed)
 
     # -- the step ----------------------------------------------------------------------
 
     def step(self, update: Update) -> None:
         """One update. Losses are sums, divided by what the whole batch asks for: parts and processes add up to it."""
+        self._clear(keep=len(update.parts) > 1)
         share = self.world.size / max(update.size.wanted, 1)  # the engines average over processes
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for i, batch in enumerate(update.parts):
@@ -116,7 +120,6 @@ class Trainer:
         self.optimizer.update(learning_rate(self.train, update.step), norm, finite)
         if self.average:
             get_ema_multi_avg_fn(self.train.ema)(list(self.average.values()), list(self.weights.values()), None)
-        self._clear()
         self._count(total, update.size.wanted, norm, finite)
 
     def _localise(self) -> None:
@@ -130,12 +133,15 @@ class Trainer:
         norm = nn.utils.get_total_norm(self.optimizer.gradients())
         return self.world.sum(norm**2).sqrt() if self.world.shard else norm
 
-    def _clear(self) -> None:
-        """Forget the gradients. Where several parts add up, their memory is kept: a recorded graph may not own it."""
-        self.optimizer.adam.zero_grad(set_to_none=self.parts == 1 or self.world.shard)
-        if self.world.shard:
-            for weight in self.parameters.values():
+    def _clear(self, keep: bool = False) -> None:
+        """Forget the gradients. Where several parts add up, they do so in memory of its own, not a recorded graph's."""
+        for weight in (*self.parameters.values(), *self.weights.values()):
+            if not keep or self.world.shard:
                 weight.grad = None
+            elif weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        if keep and not self.world.shard:
+            self.optimizer.adam.zero_grad(set_to_none=False)
 
     def _count(self, total: Tensor, wanted: int, norm: Tensor, finite: Tensor) -> None:
         """Keep the books on the device; nothing is read here."""

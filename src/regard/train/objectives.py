@@ -119,6 +119,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 else:
                     part = (change.T @ rows).to(full)
                     d_table = part if d_table is None else d_table + part
+            del scores, change  # before the next are made
         if wants_gradient:
             whole = torch.cat(d_hidden).to(hidden.dtype) if d_hidden else torch.zeros_like(hidden)
             d_table = torch.zeros_like(table) if d_table is None else d_table[:n_tokens].to(table.dtype)

@@ -123,9 +123,13 @@ def data_hash(data: DataDir) -> str:
     return checkpoint.sha256(data.path / "manifest.json")
 
 
-def check_data(data: DataDir, recipe: Recipe) -> None:
-    """Refuse data that was prepared as another recipe says, and show what is different."""
-    differences = told_differences(data.manifest["data"], recipe.data.to_dict())
+def check_data(data: DataDir, recipe: Recipe, *, files: bool = True) -> None:
+    """Refuse data that was prepared as another recipe says, and show what is different. Without ``files`` it may come
+    from other places: it was brought from another machine, say."""
+    then, now = data.manifest["data"], recipe.data.to_dict()
+    if not files:
+        then, now = ({k: v for k, v in table.items() if k not in ("train", "valid")} for table in (then, now))
+    differences = told_differences(then, now)
     if differences:
         raise InputError(
             f"{data.path}: was prepared otherwise ({differences}); remove it, or say where the data goes with --data"

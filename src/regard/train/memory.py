@@ -1,0 +1,22 @@
+"""What becomes of the memory that a training step frees; how much it takes is :mod:`regard.train.plan`'s."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+# From glibc's malloc.h, and the largest threshold that it takes.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGEST = 2**25
+
+
+def keep_freed_memory() -> bool:
+    """Keep what a step frees for the next one, which takes as much; whether the C library could be told.
+
+    glibc would hand it back to the system, which clears it page by page when it comes again. That is for a process
+    that trains on a CPU until it ends: what was once its memory stays its own.
+
+    >>> told = keep_freed_memory()  # before the first step
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    return mallopt is not None and bool(mallopt(M_MMAP_THRESHOLD, LARGEST) and mallopt(M_TRIM_THRESHOLD, -1))
