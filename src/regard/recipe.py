@@ -137,9 +137,9 @@ class Train(Node):
     """One update's batch is worked on in so many parts, to save memory; the result is the same."""
     packed: bool | None = None
     """Rows of fixed length filled with several texts that do not see each other, instead of one text a row, padded.
-    Left out: for generate and fill."""
+    Left out: for generate and fill, and on a GPU for translate."""
     row_tokens: int | None = None
-    """Length of a packed row. Left out: the model's max_len."""
+    """Length of a packed row. Left out: the model's max_len; for translate 1,024."""
     seed: int = 1
     """Draws the weights, the order of the data and the dropout."""
 

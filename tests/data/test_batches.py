@@ -30,7 +30,11 @@ def made(tmp_path_factory):
 
 
 def config_of(recipe, data, **model):
-    return model_config({**recipe.model, **model}, vocab_size=len(data.tokenizer), n_labels=len(data.labels))
+    return model_config(
+        model if "preset" in model else {**recipe.model, **model},
+        vocab_size=len(data.tokenizer),
+        n_labels=len(data.labels),
+    )
 
 
 def batches_of(made, task, split="train", *, model=None, shuffled=True, **train):
@@ -378,6 +382,11 @@ def test_draws_are_uniform_and_belong_to_their_place():
         ("generate", {"row_tokens": 1009}, r"row_tokens \(1009\) must be at most the model's max_len \(97\)"),
         ("generate", {"packed": False}, r"packed \(false\): generate always packs"),
         ("classify", {"packed": True}, r"packed \(true\): classify has a row a text"),
+        (
+            "translate",
+            {"packed": True, "model": {"preset": "tiny_bahdanau"}},
+            r"packed \(true\): a recurrent model cannot",
+        ),
         (
             "generate",
             {"row_tokens": 80_000, "model": {"decoder": {"max_len": 90_000}}},

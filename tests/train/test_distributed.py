@@ -18,7 +18,9 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    recipe, data = toy.prepared(folder, "translate", steps=10, checkpoint_every=5, valid_every=5, micro_batches=2, ema=0.5)
+    recipe, data = toy.prepared(
+        folder, "translate", steps=10, checkpoint_every=5, valid_every=5, micro_batches=2, ema=0.5
+    )
     (folder / "recipe.json").write_text(recipe.to_json())
     run(folder, data, "one", 1)
     return folder, data

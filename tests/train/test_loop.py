@@ -10,10 +10,11 @@ from safetensors.torch import load_file
 import toy
 from regard.config import InputError, RegardError
 from regard.data.batches import make_batches
+from regard.recipe import model_config
 from regard.train import checkpoint, tasks
 from regard.train.distributed import World
 from regard.train.loader import Loader
-from regard.train.loop import Stopped, Trainer, train
+from regard.train.loop import Stopped, Trainer, settled, train
 from regard.train.optim import learning_rate
 from regard.train.run import Run
 from regard.train.watch import Watch
@@ -68,7 +69,9 @@ def test_parts_add_up_to_the_whole_batch(task, tmp_path, parts):
             for batch in update.parts:
                 (one.objective(batch) / update.size.wanted).backward()
         for (name, a), b in zip(whole.model.named_parameters(), cut.model.parameters(), strict=True):
-            torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                a.grad, b.grad, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+            )
         for p in (*whole.model.parameters(), *cut.model.parameters()):
             p.grad = None
 
@@ -163,7 +166,8 @@ def test_the_run_directory_has_all_that_is_needed(task, tmp_path):
     run = fit(recipe, data, tmp_path / "run")
     config = run.config()
     assert config["task"] == data.task
-    assert config["recipe"] == recipe.to_dict()
+    packed = data.task in ("generate", "fill")  # what the recipe leaves open is decided
+    assert config["recipe"] == recipe.replace(train=recipe.train.replace(packed=packed)).to_dict()
     assert {"config.json", "curves.png", "metrics.jsonl", "model.safetensors", "tokenizer.json"} <= {
         f.name for f in run.path.iterdir()
     }
@@ -317,7 +321,9 @@ def test_a_run_directory_that_exists_is_left_alone(pairs, tmp_path):
     recipe, data = pairs
     run = fit(recipe, data, tmp_path / "run")
     before = run.weights.read_bytes()
-    with pytest.raises(InputError, match=r"exists already; go on from step 20 with --resume .*, or choose another --out"):
+    with pytest.raises(
+        InputError, match=r"exists already; go on from step 20 with --resume .*, or choose another --out"
+    ):
         fit(recipe, data, run.path)
     assert run.weights.read_bytes() == before
     (tmp_path / "other").mkdir()
@@ -329,7 +335,10 @@ def test_another_recipe_or_other_data_does_not_resume(pairs, tmp_path):
     recipe, data = pairs
     run = fit(recipe, data, tmp_path / "run")
     changed = recipe.replace(train=recipe.train.replace(lr=0.5), model={"preset": "tiny_bahdanau"})
-    with pytest.raises(InputError, match=r'model.preset: "tiny_encoder_decoder" then, "tiny_bahdanau" now.*train.lr: 0.01 then, 0.5 now'):
+    with pytest.raises(
+        InputError,
+        match=r'model.preset: "tiny_encoder_decoder" then, "tiny_bahdanau" now.*train.lr: 0.01 then, 0.5 now',
+    ):
         fit(changed, data, run.path, resume=True)
     _, other = toy.prepared(tmp_path / "other", "translate", n=101)
     with pytest.raises(InputError, match="is not the data this run began with"):
@@ -346,7 +355,10 @@ def test_an_altered_checkpoint_is_refused_by_name(pairs, tmp_path):
     whole = file.read_bytes()
     for broken in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
         file.write_bytes(broken)
-        with pytest.raises(InputError, match=r"weights-00000.safetensors: missing, cut short or altered .*step-000000015 before it is there"):
+        with pytest.raises(
+            InputError,
+            match=r"weights-00000.safetensors: missing, cut short or altered .*step-000000015 before it is there",
+        ):
             fit(None, data, run.path, resume=True)
     file.unlink()
     with pytest.raises(InputError, match="missing, cut short or altered"):
@@ -425,4 +437,22 @@ def test_clipping_is_torchs(pairs, tmp_path):
     adam.step()
     for (name, a), b in zip(one.model.named_parameters(), two.model.parameters(), strict=True):
         significant = b.grad.abs() > 1e-7  # Adam blows what is only rounding up to the size of lr
-        torch.testing.assert_close(a[significant], b[significant], rtol=1e-4, atol=1e-5, msg=lambda t, n=name: f"{n}: {t}")
+        torch.testing.assert_close(
+            a[significant], b[significant], rtol=1e-4, atol=1e-5, msg=lambda t, n=name: f"{n}: {t}"
+        )
+
+
+def test_what_a_recipe_leaves_open_about_batches_is_decided_once(pairs, tmp_path):
+    recipe, data = pairs
+    config = trainer(recipe, data, tmp_path).config
+    ancestor = model_config({"preset": "tiny_bahdanau"}, vocab_size=len(data.tokenizer))
+    for device, model, packed in (("cpu", config, False), ("cuda", config, True), ("cuda", ancestor, False)):
+        assert settled(recipe, model, torch.device(device)).train.packed is packed
+    chosen = recipe.replace(train=recipe.train.replace(packed=False))
+    assert settled(chosen, config, torch.device("cuda")) == chosen
+    # A run that was packed goes on packed, wherever; and its own recipe is no other.
+    run = fit(recipe.replace(train=recipe.train.replace(packed=True, row_tokens=127)), data, tmp_path / "run")
+    checkpoint.discard(checkpoint.checkpoints(run.path)[-1])
+    before = losses(run)
+    left_open = recipe.replace(train=recipe.train.replace(row_tokens=127))
+    assert losses(fit(left_open, data, run.path, resume=True)) == before

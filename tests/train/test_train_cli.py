@@ -42,7 +42,9 @@ def refused(done, *parts):
 
 def test_a_recipe_trains_from_raw_files(work):
     folder, _ = work
-    done = regard(folder, "train", "toy.json", "--device", "cpu", "--data", "fresh", "--out", "runs/raw", "--tensorboard")
+    done = regard(
+        folder, "train", "toy.json", "--device", "cpu", "--data", "fresh", "--out", "runs/raw", "--tensorboard"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     for told in ("runs/raw: a new run", "parameters", "held out: loss", "reference", "done: 12 steps"):
@@ -60,7 +62,18 @@ def test_a_recipe_trains_from_raw_files(work):
 def test_a_signal_saves_and_says_how_to_go_on(work, number):
     folder, data = work
     out = folder / f"signal-{int(number)}"
-    command = [sys.executable, "-m", "regard", "train", "toy.json", "train.steps=5000", "--data", data.path, "--out", out]
+    command = [
+        sys.executable,
+        "-m",
+        "regard",
+        "train",
+        "toy.json",
+        "train.steps=5000",
+        "--data",
+        data.path,
+        "--out",
+        out,
+    ]
     process = subprocess.Popen(list(map(str, command)), cwd=folder, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not any(True for _ in Run(out).lines()):
         time.sleep(0.05)
@@ -127,7 +140,10 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(work):
         (["train", "toy.json", "--data", "data", "--device", "tpu"], ["device ('tpu') must be cpu or cuda"]),
         (["train", "toy.json", "--data", "data", "--shard"], ["--shard needs several processes"]),
         (["train", "toy.json", "--data", "data", "train.batch_tokens=5"], ["batch_tokens (5) must be at least"]),
-        (["train", "toy.json", "model.encoder.n_heds=2"], ["model: encoder.n_heds: unknown key; did you mean n_heads?"]),
+        (
+            ["train", "toy.json", "model.encoder.n_heds=2"],
+            ["model: encoder.n_heds: unknown key; did you mean n_heads?"],
+        ),
     ],
 )
 def test_mistakes(work, arguments, parts):

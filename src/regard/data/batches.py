@@ -623,6 +623,8 @@ def make_batches(data: DataDir, split: str, train: Train, model: ModelConfig, *,
     packed = streams if train.packed is None else train.packed
     if packed and data.task in ("classify", "tag"):
         raise InputError(f"packed (true): {data.task} has a row a text; leave it out")
+    if packed and data.task == "translate" and any(isinstance(tower, Recurrent) for tower in towers):
+        raise InputError("packed (true): a recurrent model cannot keep the texts of a row apart; leave it out")
     if streams and not packed:
         raise InputError(f"packed (false): {data.task} always packs; leave it out")
     if streams:
@@ -641,8 +643,8 @@ def make_batches(data: DataDir, split: str, train: Train, model: ModelConfig, *,
         batches = Bucketed(data, split, train, shuffled=shuffled, n_segments=segments)
     if max_len is not None and batches.longest > max_len:
         raise InputError(
-            f"max_len ({max_len}) must be at least {batches.longest}, the longest example's tokens; raise the model's, or"
-            " lower data.max_tokens"
+            f"max_len ({max_len}) must be at least {batches.longest}, the longest example's tokens; raise the model's,"
+            " or lower data.max_tokens"
         )
     return batches
 

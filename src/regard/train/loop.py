@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from regard.config import RegardError
+from regard.config import ModelConfig, Recurrent, RegardError
 from regard.data.batches import draws, make_batches
 from regard.data.store import DataDir
 from regard.nn import Transformer
@@ -49,14 +49,15 @@ class Trainer:
     """One run: the model, its optimizer, its data, and where it stands."""
 
     def __init__(self, recipe: Recipe, data: DataDir, run: Run, world: World, watch: Watch):
-        self.recipe, self.data, self.run, self.world, self.watch = recipe, data, run, world, watch
-        self.train, self.device = recipe.train, world.device
         self.config = model_config(
             recipe.model,
             vocab_size=len(data.tokenizer),
             source_vocab_size=len(data.source_tokenizer),
             n_labels=len(data.labels),
         )
+        recipe = settled(recipe, self.config, world.device)
+        self.recipe, self.data, self.run, self.world, self.watch = recipe, data, run, world, watch
+        self.train, self.device = recipe.train, world.device
         self.batches = make_batches(data, "train", self.train, self.config)
         self.held_out = None
         if "valid" in data.splits:
@@ -68,9 +69,8 @@ class Trainer:
         on_gpu = self.device.type == "cuda"
         precision = self.train.precision or ("bfloat16" if on_gpu else "float32")
         self.dtype = torch.bfloat16 if precision == "bfloat16" else None  # None: as the weights are
-        packed = data.task in ("generate", "fill") or bool(self.train.packed)
-        if (on_gpu and packed) if self.train.compile is None else self.train.compile:
-            self._compile(objective, packed)
+        if (on_gpu and self.train.packed) if self.train.compile is None else self.train.compile:
+            self._compile(objective, bool(self.train.packed))
         self.objective = world.wrap(objective, self.dtype)
         self.parameters = dict(self.model.named_parameters())  # whole, or in shards
         self.weights = local(self.parameters.items())
@@ -90,8 +90,8 @@ class Trainer:
         self.signal = 0
 
     def _compile(self, objective: nn.Module, packed: bool) -> None:
-        """Packed batches have one shape: model and loss are compiled whole, recorded and replayed. Padded ones have many,
-        and shards come together block by block: then the blocks are compiled, one for all."""
+        """Packed batches have one shape: model and loss are compiled whole, recorded and replayed. Padded ones have
+        many, and shards come together block by block: then the blocks are compiled, one for all."""
         if packed and not self.world.shard:
             objective.forward = compiled(objective.forward, self.device, dynamic=False)  # type: ignore[method-assign]
             return
@@ -438,6 +438,20 @@ class Trainer:
         return bool(self.signal)
 
 
+def settled(recipe: Recipe, config: ModelConfig, device: torch.device) -> Recipe:
+    """The recipe with what it leaves open about batches decided, so that a run goes on with the same ones anywhere.
+
+    Streams are packed; so are pairs on a GPU, where one shape for all is worth more than the order of lengths, if the
+    model can keep texts apart.
+    """
+    if recipe.train.packed is not None:
+        return recipe
+    task = recipe.data.task
+    keeps_apart = not any(isinstance(tower, Recurrent) for tower in (config.encoder, config.decoder))
+    packed = task in ("generate", "fill") or (task == "translate" and device.type == "cuda" and keeps_apart)
+    return recipe.replace(train=recipe.train.replace(packed=packed))
+
+
 def _seed(*places: int) -> int:
     return int(draws(*places) >> np.uint64(1))
 
@@ -467,7 +481,7 @@ def train(
         trainer = Trainer(recipe, opened, place, world, (watch or Watch()) if world.first else Watch(quiet=True))
         if not resume:
             if world.first:
-                place.create(recipe, trainer.config, opened)
+                place.create(trainer.recipe, trainer.config, opened)
             world.wait()
         else:
             trainer.resume()

@@ -80,4 +80,3 @@ class Optimizer:
             entry = {what: values[name] for what, values in state.items() if name in values}
             # The fused update keeps its counter beside the weights.
             self.adam.state[weight] = {what: value.to(weight.device) for what, value in entry.items()}
-

@@ -90,7 +90,10 @@ class Run:
 
     def check_recipe(self, recipe: Recipe) -> None:
         """Refuse to resume with another recipe, and show what is different."""
-        differences = told_differences(self.recipe().to_dict(), recipe.to_dict())
+        then = self.recipe()
+        if recipe.train.packed is None:  # left open, and decided when the run began
+            recipe = recipe.replace(train=recipe.train.replace(packed=then.train.packed))
+        differences = told_differences(then.to_dict(), recipe.to_dict())
         if differences:
             raise InputError(
                 f"{self.path}: began with another recipe ({differences}); resume without a recipe, or begin"
