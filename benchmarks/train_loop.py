@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 
 from measure import median_time
-from regard.data.batches import Bucketed, padding
+from regard.data.batches import padding
+from regard.data.bucketed import Bucketed
 from regard.data.store import DataDir
 from regard.recipe import Data, Files, Recipe, Train
 from regard.train.distributed import World

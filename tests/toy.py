@@ -8,7 +8,26 @@ from regard.data.prepare import prepare
 from regard.data.store import DataDir
 from regard.schema import from_dict
 
-WORDS = "red blue green small large dog cat bird runs sleeps jumps near under over the a two old".split()
+WORDS = [
+    "red",
+    "blue",
+    "green",
+    "small",
+    "large",
+    "dog",
+    "cat",
+    "bird",
+    "runs",
+    "sleeps",
+    "jumps",
+    "near",
+    "under",
+    "over",
+    "the",
+    "a",
+    "two",
+    "old",
+]
 
 
 def sentences(n: int, seed: int, most: int = 9) -> list[str]:

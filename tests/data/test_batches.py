@@ -8,7 +8,11 @@ import torch
 
 import toy
 from regard.config import InputError
-from regard.data.batches import Bucketed, Filled, Stream, draws, make_batches, padding, uniform
+from regard.data.batch import draws, uniform
+from regard.data.batches import make_batches, padding
+from regard.data.bucketed import Bucketed
+from regard.data.filled import Filled
+from regard.data.stream import Stream
 from regard.nn import Transformer
 from regard.recipe import model_config
 from regard.train import tasks

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import torch
 
-torch.set_num_threads(1)  # a forked child must not wait for its parent's threads
-
 import toy
 from regard.data.store import DataDir
 from regard.train import checkpoint
@@ -79,4 +77,5 @@ def _alive(child: int) -> bool:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # a forked child must not wait for its parent's threads
     main(Path(sys.argv[1]), int(sys.argv[2]))

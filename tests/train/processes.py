@@ -5,8 +5,6 @@ from pathlib import Path
 
 import torch
 
-torch.set_num_threads(1)
-
 from regard import recipe as recipes
 from regard.train.loop import Stopped, Trainer, train
 from regard.train.watch import Watch
@@ -28,4 +26,5 @@ def main(recipe: str, data: str, out: str, how: str, until: int) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     main(*sys.argv[1:5], int(sys.argv[5]))

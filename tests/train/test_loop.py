@@ -313,7 +313,7 @@ def test_out_of_memory_halves_the_parts_and_changes_no_loss(pairs, tmp_path, mon
     assert any("out of memory: the same batch in 2 parts" in text for text in said)
 
     monkeypatch.setattr(tasks.Objective, "forward", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
-    with pytest.raises(RegardError, match="out of memory at step 1 in .* parts; raise train.micro_batches"):
+    with pytest.raises(RegardError, match=r"out of memory at step 1 in .* parts; raise train.micro_batches"):
         fit(recipe, data, tmp_path / "none")
 
 

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from regard.config import ModelConfig, Recurrent, RegardError
-from regard.data.batches import draws, make_batches
+from regard.data.batch import draws
+from regard.data.batches import make_batches
 from regard.data.store import DataDir
 from regard.nn import Transformer
 from regard.nn.blocks import Block
@@ -260,7 +261,8 @@ class Trainer:
         checkpoint.write_weights(path, tensors)
         raise RegardError(
             f"step {self.number}: the loss or its gradient was not finite {in_a_row} times in a row; the batch is in"
-            f" {path}, the last checkpoint is intact; lower train.lr ({self.train.lr}) or train.clip ({self.train.clip})"
+            f" {path}, the last checkpoint is intact; lower train.lr ({self.train.lr}), or train.clip"
+            f" ({self.train.clip})"
         )
 
     # -- held-out data -----------------------------------------------------------------

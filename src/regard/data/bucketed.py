@@ -1,0 +1,139 @@
+"""A text (or pair) a row, padded, rows of like length together."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from regard.config import InputError
+from regard.data.batch import Batch, Batches, Ids, Size, joined, shuffled_order
+from regard.data.store import DataDir
+from regard.nn.masks import Layout
+from regard.recipe import Train
+
+
+class Bucketed(Batches):
+    """A text (or pair) a row. Rows are sorted by length with ties in random order, cut where the token budget is full,
+    and the batches shuffled. Since the sorted lengths are the same in every epoch, so are the cuts, and with them the
+    number of batches."""
+
+    def __init__(self, data: DataDir, split: str, train: Train, *, shuffled: bool, n_segments: int = 0):
+        super().__init__(data, split, train, shuffled=shuffled)
+        self.n_segments = n_segments
+        if data.task == "translate":
+            self.source = self.columns["source"].lengths + 1  # end
+            self.target = self.columns["target"].lengths + 1  # start on the way in, end on the way out
+        else:
+            self.source = self.columns["text"].lengths + 2  # start, end
+            if "second" in self.columns:
+                self.source = self.source + self.columns["second"].lengths + 1
+            self.target = np.ones_like(self.source)
+        self.wanted = self.target
+        if data.task == "tag":
+            tags = self.columns["tag"]
+            so_far = np.concatenate([[0], np.cumsum(np.asarray(tags.ids) >= 0)])
+            self.wanted = so_far[tags.ends] - so_far[tags.ends - tags.lengths]
+        longest = np.maximum(self.source, self.target)
+        self.longest = int(longest.max(initial=0))
+        if self.longest > train.batch_tokens:
+            raise InputError(
+                f"batch_tokens ({train.batch_tokens}) must be at least {self.longest}, the longest example's tokens;"
+                " raise it, or lower data.max_tokens"
+            )
+        # Boustrophedon: the source grows over even targets and shrinks over odd ones, so that it never jumps.
+        turn = np.where(self.target % 2 == 0, self.source, self.source.max(initial=0) - self.source)
+        self.key = self.target * (self.source.max(initial=0) + 1) + turn
+        self.cuts = _cuts(longest[np.argsort(self.key, kind="stable")], train.batch_tokens)
+        self.order = lru_cache(maxsize=2)(self._order)
+
+    def __len__(self) -> int:
+        return len(self.cuts) - 1
+
+    def _order(self, epoch: int) -> tuple[Ids, Ids]:
+        if not self.shuffled:
+            return np.argsort(self.key, kind="stable"), np.arange(len(self))
+        ties = shuffled_order(self.seed, epoch, 0, len(self.key))
+        return ties[np.argsort(self.key[ties], kind="stable")], shuffled_order(self.seed, epoch, 1, len(self))
+
+    def rows(self, step: int) -> Ids:
+        epoch, i = divmod(step, len(self))
+        order, batches = self.order(epoch)
+        return order[self.cuts[batches[i]] : self.cuts[batches[i] + 1]]
+
+    def size(self, step: int) -> Size:
+        rows = self.rows(step)
+        sides = (self.source, self.target) if self.data.task == "translate" else (self.source,)
+        return Size(
+            wanted=int(self.wanted[rows].sum()),
+            tokens=int(sides[-1][rows].sum()),
+            real=sum(int(side[rows].sum()) for side in sides),
+            padded=sum(int(side[rows].max()) * len(rows) for side in sides),
+        )
+
+    def make(self, step: int, rows: Ids) -> Batch:
+        if self.data.task == "translate":
+            return self._pairs(step, rows)
+        tokens = self.tokenizer
+        ids, lengths = joined(self.columns["text"], rows, before=tokens.start, after=tokens.end, pad=tokens.pad)
+        segments = None
+        if "second" in self.columns:
+            more, extra = joined(self.columns["second"], rows, after=tokens.end, pad=tokens.pad)
+            ids, segments = _side_by_side(ids, lengths, more, extra, tokens.pad)
+            lengths = lengths + extra
+        real = np.arange(ids.shape[1]) < lengths[:, None]
+        ids = self.hidden_words(ids, real & (ids != tokens.start) & (ids != tokens.end), step, rows, tokens.mask)
+        if self.data.task == "classify":
+            wanted = np.asarray(self.columns["label"][rows], np.int64)
+        else:
+            wanted, _ = joined(self.columns["tag"], rows, before=-1, after=-1, pad=-1)
+        keep = segments is not None and self.n_segments > 1
+        return Batch(
+            torch.from_numpy(ids),
+            Layout(lengths=torch.from_numpy(lengths)),
+            torch.from_numpy(wanted),
+            segments=torch.from_numpy(segments) if keep else None,
+        )
+
+    def _pairs(self, step: int, rows: Ids) -> Batch:
+        reads, writes = self.source_tokenizer, self.tokenizer
+        source, n_source = joined(self.columns["source"], rows, after=reads.end, pad=reads.pad)
+        target, n_target = joined(self.columns["target"], rows, before=writes.start, pad=writes.pad)
+        wanted, _ = joined(self.columns["target"], rows, after=writes.end, pad=-1)
+        real = np.arange(source.shape[1]) < n_source[:, None] - 1
+        source = self.hidden_words(source, real, step, rows, reads.mask)
+        return Batch(
+            torch.from_numpy(source),
+            Layout(lengths=torch.from_numpy(n_source)),
+            torch.from_numpy(wanted),
+            torch.from_numpy(target),
+            Layout(lengths=torch.from_numpy(n_target)),
+        )
+
+
+def _side_by_side(first: Ids, n_first: Ids, second: Ids, n_second: Ids, pad: int) -> tuple[Ids, Ids]:
+    """Two padded blocks as one, the second right after what is real of the first; and the segment of every token."""
+    ids = np.full((len(first), int((n_first + n_second).max())), pad, np.int64)
+    segments = np.zeros_like(ids)
+    ids[:, : first.shape[1]] = np.where(np.arange(first.shape[1]) < n_first[:, None], first, pad)[:, : ids.shape[1]]
+    cols = np.arange(ids.shape[1]) - n_first[:, None]
+    inside = (cols >= 0) & (cols < n_second[:, None])
+    ids[inside] = second[np.nonzero(inside)[0], cols[inside]]
+    segments[inside] = 1
+    return ids, segments
+
+
+def _cuts(longest: Ids, budget: int) -> Ids:
+    """Where to cut sorted rows, so that rows times the longest of each batch stay within the budget.
+
+    >>> _cuts(np.array([2, 2, 3, 4, 6]), 8).tolist()
+    [0, 2, 4, 5]
+    """
+    cuts = [0]
+    while cuts[-1] < len(longest):
+        begin = cuts[-1]
+        window = longest[begin : begin + max(1, budget // int(longest[begin]))]
+        sizes = np.maximum.accumulate(window) * np.arange(1, len(window) + 1)
+        cuts.append(begin + max(1, int(np.searchsorted(sizes, budget, side="right"))))
+    return np.asarray(cuts)
