@@ -1,4 +1,5 @@
-"""One training step (forward, loss, backward, AdamW) of regard and its peers, on the same batch, in one process.
+"""One training step (forward, loss, backward, AdamW) of regard and its peers on the same batches: on a GPU one after
+the other in one process, on a CPU in turns, each in a process of its own.
 
     python benchmarks/train_step.py                          # 2 CPU cores: small models, eager, float32
     python benchmarks/train_step.py --precision bfloat16     # likewise in bfloat16
@@ -223,7 +224,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT, for its model.py")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16" if cuda else "float32")
-    parser.add_argument("--keep-memory", action="store_true", help="as our training loop does on a CPU, for everybody")
+    parser.add_argument("--keep-memory", action="store_true", help="on a CPU: keep_freed_memory() for everybody")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=cuda)
     parser.add_argument("--warmup", type=int, default=10 if cuda else 3)
     parser.add_argument("--repeats", type=int, default=30 if cuda else 10)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from regard.train import objectives
 from regard.train.objectives import token_loss
@@ -75,9 +76,15 @@ def test_half_precision_is_close_and_keeps_a_confident_gradient():
 
 
 def test_no_gradient_is_computed_where_none_is_wanted():
-    with torch.no_grad():
-        total, _ = token_loss(torch.randn(T, C), torch.randn(V, C), torch.zeros(T, dtype=torch.long))
-    assert not total.requires_grad
+    """Weights that could have one have none under no_grad, and its two products of three are not made."""
+    hidden, table = torch.randn(T, C, requires_grad=True), torch.randn(V, C, requires_grad=True)
+    flops = []
+    for context in (torch.no_grad(), torch.enable_grad()):
+        with context, FlopCounterMode(display=False) as counter:
+            total, _ = token_loss(hidden, table, torch.arange(T) % V)
+        flops.append(counter.get_total_flops())
+        assert total.requires_grad is (len(flops) == 2)
+    assert 3 * flops[0] == flops[1]
 
 
 @pytest.mark.parametrize("part", [0, 1, 2], ids=["hidden", "table", "bias"])

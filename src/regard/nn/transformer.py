@@ -15,7 +15,6 @@ from collections.abc import Collection
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -24,6 +23,7 @@ from regard.config import ConfigError, InputError, ModelConfig, suggest
 from regard.nn.attention import Attended
 from regard.nn.blocks import Block, Stack
 from regard.nn.cache import Cache
+from regard.nn.dropout import dropout
 from regard.nn.embed import PatchEmbed, TokenEmbed, make_embed
 from regard.nn.heads import ContrastiveHead, LabelsHead, Mix, Pair, PooledHead, VocabularyHead
 from regard.nn.masks import Layout, Mask, as_layout, cross_mask, self_mask
@@ -117,7 +117,7 @@ class Tower(nn.Module):
             else:
                 x = torch.cat([x, where.expand(x.shape[0], -1, -1)], dim=-1)
         x = x if self.embed_norm is None else self.embed_norm(x)
-        x = F.dropout(x, config.embed_dropout, self.training)
+        x = dropout(x, config.embed_dropout, self.training)
         if autocast_dtype(x) == torch.bfloat16:
             # The residual stream is carried in bfloat16: half the traffic between the products. float16 could overflow.
             x = x.to(torch.bfloat16)

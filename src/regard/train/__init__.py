@@ -8,5 +8,6 @@ loader.py       batches made ahead in a thread
 checkpoint.py   what a run is resumed from        run.py    the run directory
 distributed.py  one process or many               watch.py  what a person sees of it
 plan.py         how large, how long, before anything runs
+compiled.py     settings for torch.compile        memory.py what a step frees stays, on a CPU
 verify.py       the proof that resuming changes nothing
 """

@@ -33,6 +33,7 @@ from regard.train import checkpoint, tasks
 from regard.train.compiled import compiled
 from regard.train.distributed import World, gathered, local, scattered
 from regard.train.loader import Loader, Update
+from regard.train.memory import keep_freed_memory
 from regard.train.optim import Optimizer, learning_rate
 from regard.train.run import Run
 from regard.train.watch import Watch
@@ -64,6 +65,8 @@ class Trainer:
         if "valid" in data.splits:
             self.held_out = make_batches(data, "valid", self.train, self.config, shuffled=False)
 
+        if self.device.type == "cpu":
+            keep_freed_memory()
         torch.manual_seed(self.train.seed)
         self.model = Transformer(self.config).to(self.device)
         objective = tasks.Objective(self.model, self.train.smoothing, self.train.r_drop)

@@ -49,7 +49,7 @@ def token_loss(
     if _on_cpu(hidden) and count < len(targets):
         # What is left out is not computed. Elsewhere this would wait for the device, or change shapes.
         hidden, targets = hidden[real], targets[real]
-    total = _ChunkedLoss.apply(hidden, table, bias, targets, smoothing, chunk, dtype)
+    total = _ChunkedLoss.apply(hidden, table, bias, targets, smoothing, chunk, dtype, torch.is_grad_enabled())
     return total, count
 
 
@@ -74,8 +74,8 @@ class _ChunkedLoss(torch.autograd.Function):
     """Forward computes the loss and, if anybody will ask, the gradients with it; backward only scales them."""
 
     @staticmethod
-    def forward(ctx, hidden, table, bias, targets, smoothing: float, chunk: int, dtype: torch.dtype):
-        wants_gradient = any(ctx.needs_input_grad[:3])
+    def forward(ctx, hidden, table, bias, targets, smoothing: float, chunk: int, dtype: torch.dtype, enabled: bool):
+        wants_gradient = enabled and any(ctx.needs_input_grad[:3])  # which says nothing of torch.no_grad()
         n_tokens = table.shape[0]
         extra = -n_tokens % ROW_MULTIPLE.get(table.device.type, 1)
         wide = F.pad(table.to(dtype), (0, 0, 0, extra))  # (V + extra, C)
@@ -130,4 +130,4 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx, scale):  # type: ignore[override]
         d_hidden, d_table, d_bias = ctx.saved_tensors
         grads = [None if g is None else g * scale.to(g.dtype) for g in (d_hidden, d_table, d_bias)]
-        return *grads, None, None, None, None
+        return *grads, None, None, None, None, None
