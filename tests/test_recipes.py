@@ -37,7 +37,7 @@ def test_overfits_ten_examples(path, tmp_path):
         columns=tuple(toy.COLUMNS.get(task, ())),
         tokenizer=recipe.data.tokenizer.replace(kind="characters"),
     )
-    steps = 300
+    steps = 600
     settings = recipe.train.replace(
         steps=steps, warmup=20, lr=3e-3, batch_tokens=1024, smoothing=0.0, weight_decay=0.0, word_dropout=0.0,
         log_every=steps // 10, valid_every=steps, checkpoint_every=steps, compile=False, precision="float32",
