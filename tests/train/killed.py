@@ -36,7 +36,7 @@ def life(recipe, data: DataDir, path: Path) -> int:
 
 
 def main(folder: Path, kills: int) -> None:
-    recipe, data = toy.prepared(folder, "translate", steps=40, checkpoint_every=2, valid_every=10, ema=0.9, average=2)
+    recipe, data = toy.prepared(folder, "translate", steps=24, checkpoint_every=2, valid_every=8, ema=0.9, average=2)
     model = {**recipe.model, "encoder": {**recipe.model["encoder"], "dropout": 0.1}}
     recipe = recipe.replace(model=model)
     straight = Run(folder / "straight")

@@ -12,10 +12,8 @@ from regard.train.watch import Watch
 
 def main(recipe: str, data: str, out: str, how: str, until: int) -> None:
     """Train to the end; or to a step, save there and stop."""
-    if until:
-        plain = Trainer._asked_to_stop
-        Trainer._asked_to_stop = lambda self: self.number == until or plain(self)
-    resume = Path(out).exists()
+    resume, plain = Path(out).exists(), Trainer._asked_to_stop
+    Trainer._asked_to_stop = lambda self: self.number == until or plain(self)
     try:
         train(
             None if resume else recipes.read(recipe), data, out, resume=resume, device="cpu", shard=how == "shard",
@@ -23,6 +21,8 @@ def main(recipe: str, data: str, out: str, how: str, until: int) -> None:
         )  # fmt: skip
     except Stopped:
         assert until
+    finally:
+        Trainer._asked_to_stop = plain
 
 
 if __name__ == "__main__":

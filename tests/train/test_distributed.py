@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import toy
 from regard.train.run import Run
+from train.processes import main as processes_main
 
 HERE = Path(__file__).parent
 
@@ -27,9 +28,12 @@ def work(tmp_path_factory):
 
 
 def run(folder, data, out, processes, how="copy", until=0):
+    if processes == 1:
+        processes_main(folder / "recipe.json", data.path, folder / out, how, until)
+        return Run(folder / out)
     arguments = [HERE / "processes.py", folder / "recipe.json", data.path, folder / out, how, str(until)]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(torchrun if processes > 1 else []), *map(str, arguments)]
+    command = [sys.executable, *torchrun, *map(str, arguments)]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return Run(folder / out)

@@ -116,6 +116,7 @@ def test_killed_and_resumed_is_never_killed(task, tmp_path, monkeypatch):
         file.write('{"step": 11, "kind": "train", "loss": 1.0}\n{"step": 12, "ki')  # what a killed process leaves
     broken = fit(None, data, tmp_path / "broken", resume=True)
 
+    fit(None, data, broken.path, resume=True)  # of a run that is done: nothing is done twice
     assert losses(broken) == losses(straight)
     assert losses(broken, "valid") == losses(straight, "valid")
     assert losses(broken, "average") == losses(straight, "average")

@@ -11,8 +11,12 @@ import time
 import pytest
 
 import toy
+from regard import cli
+from regard import recipe as recipes
 from regard.train import checkpoint
+from regard.train.loop import train
 from regard.train.run import Run
+from regard.train.watch import Watch
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +55,6 @@ def test_a_recipe_trains_from_raw_files(work):
         assert told in done.stderr
     assert (folder / "fresh" / "manifest.json").exists()
     assert list((folder / "runs/raw/tensorboard").iterdir())
-    again = regard(folder, "train", "toy.json", "--device", "cpu", "--data", "fresh", "--out", "runs/quiet", "--quiet")
-    assert again.returncode == 0
-    assert again.stderr == ""
-    other = regard(folder, "train", "toy.json", "data.max_tokens=99", "--data", "fresh", "--out", "runs/other")
-    refused(other, "fresh: was prepared otherwise (max_tokens: 256 then, 99 now)")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -85,33 +84,11 @@ def test_a_signal_saves_and_says_how_to_go_on(work, number):
     assert checkpoint.read_facts(last)["step"] > 0
 
 
-def test_resume_needs_no_recipe(work):
-    folder, data = work
-    out = folder / "again"
-    assert regard(folder, "train", "toy.json", "--data", data.path, "--out", out).returncode == 0
-    checkpoint.discard(checkpoint.checkpoints(out)[-1])
-    done = regard(folder, "train", "--resume", out)
-    assert done.returncode == 0
-    assert "going on from step 8" in done.stderr
-    refused(
-        regard(folder, "train", "toy.json", "train.lr=0.5", "--resume", out),
-        "began with another recipe (train.lr: 0.01 then, 0.5 now)",
-    )
-
-
-def test_verify_resume(work):
-    folder, data = work
-    done = regard(folder, "train", "toy.json", "--data", data.path, "--device", "cpu", "--verify-resume")
-    assert done.returncode == 0, done.stderr
-    assert "The losses and the weights at the end are the same, bit for bit." in done.stdout
-    assert done.stdout.count("killed after this step") == 2
-
-
 def test_a_full_disk_leaves_the_earlier_checkpoint(work):
     """The limit on a file's size stands for the disk: writing fails in the middle of a file."""
     folder, data = work
     out = folder / "full"
-    assert regard(folder, "train", "toy.json", "--data", data.path, "--out", out).returncode == 0
+    train(recipes.read(folder / "toy.json"), data.path, out, device="cpu", watch=Watch(quiet=True))
     checkpoint.discard(checkpoint.checkpoints(out)[-1])
     earlier = checkpoint.checkpoints(out)[-1]
 
@@ -124,7 +101,8 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(work):
     assert checkpoint.checkpoints(out)[-1] == earlier
     checkpoint.load(earlier)
     assert not list((out / "state").glob(".*"))
-    assert regard(folder, "train", "--resume", out).returncode == 0
+    train(None, None, out, resume=True, device="cpu", watch=Watch(quiet=True))
+    assert checkpoint.checkpoints(out)[-1].name == "step-000000012"
 
 
 @pytest.mark.parametrize(
@@ -139,6 +117,10 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(work):
         (["train", "--verify-resume", "--resume", "x"], ["--verify-resume needs a recipe"]),
         (["train", "toy.json", "--data", "data", "--device", "tpu"], ["device ('tpu') must be cpu or cuda"]),
         (["train", "toy.json", "--data", "data", "--shard"], ["--shard needs several processes"]),
+        (
+            ["train", "toy.json", "--data", "data", "data.max_tokens=99"],
+            ["data: was prepared otherwise (max_tokens: 256 then, 99 now)"],
+        ),
         (["train", "toy.json", "--data", "data", "train.batch_tokens=5"], ["batch_tokens (5) must be at least"]),
         (
             ["train", "toy.json", "model.encoder.n_heds=2"],
@@ -146,16 +128,22 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(work):
         ),
     ],
 )
-def test_mistakes(work, arguments, parts):
+def test_mistakes(work, arguments, parts, monkeypatch, capsys):
     folder, _ = work
-    refused(regard(folder, *arguments), *parts)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["regard", *arguments])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    refused(subprocess.CompletedProcess(arguments, end.value.code, *capsys.readouterr()), *parts)
     assert not (folder / "runs" / "toy").exists()
 
 
 def test_metrics_are_json_a_line(work):
     folder, data = work
     out = folder / "lines"
-    assert regard(folder, "train", "toy.json", "--data", data.path, "--out", out, "--quiet").returncode == 0
+    done = regard(folder, "train", "toy.json", "--data", data.path, "--out", out, "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if line["kind"] == "train"]
     assert [line["step"] for line in trained] == [2, 4, 6, 8, 10, 12]

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from regard.config import InputError
 from regard.nn.blocks import Block
@@ -124,7 +123,7 @@ class World:
 
 def local(weights: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """This process's share of each weight, the same memory: what its optimizer works on."""
-    return {name: w.to_local() if isinstance(w, DTensor) else w for name, w in _detached(weights)}
+    return {name: w.to_local() if _is_sharded(w) else w for name, w in _detached(weights)}  # type: ignore[attr-defined]
 
 
 def _detached(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -132,18 +131,26 @@ def _detached(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tens
         yield from weights
 
 
+def _is_sharded(weight: Tensor) -> bool:
+    return hasattr(weight, "to_local")  # of the class that takes half a second to import
+
+
 def gathered(value: Tensor, like: Tensor) -> Tensor:
     """The whole of a tensor that is held in shards as ``like`` is; every process must ask."""
-    if not isinstance(like, DTensor):
+    if not _is_sharded(like):
         return value
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(like, DTensor)
     whole = DTensor.from_local(value, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
     return whole.full_tensor()
 
 
 def scattered(value: Tensor, like: Tensor) -> Tensor:
     """This process's share of a whole tensor."""
-    if not isinstance(like, DTensor):
+    if not _is_sharded(like):
         return value
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
+    assert isinstance(like, DTensor)
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements).to_local()

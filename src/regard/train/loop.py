@@ -73,6 +73,7 @@ class Trainer:
         on_gpu = self.device.type == "cuda"
         precision = self.train.precision or ("bfloat16" if on_gpu else "float32")
         self.dtype = torch.bfloat16 if precision == "bfloat16" else None  # None: as the weights are
+        self.replays = False  # whether the step is a recorded graph
         if (on_gpu and self.train.packed) if self.train.compile is None else self.train.compile:
             self._compile(objective, bool(self.train.packed))
         self.objective = world.wrap(objective, self.dtype)
@@ -97,6 +98,7 @@ class Trainer:
         """Packed batches have one shape: model and loss are compiled whole, recorded and replayed. Padded ones have
         many, and shards come together block by block: then the blocks are compiled, one for all."""
         if packed and not self.world.shard:
+            self.replays = self.device.type == "cuda"
             objective.forward = compiled(objective.forward, self.device, dynamic=False)  # type: ignore[method-assign]
             return
         for block in objective.modules():
@@ -112,7 +114,8 @@ class Trainer:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for i, batch in enumerate(update.parts):
             torch.manual_seed(_seed(self.train.seed, update.step, i, self.world.rank))
-            torch.compiler.cudagraph_mark_step_begin()
+            if self.replays:
+                torch.compiler.cudagraph_mark_step_begin()
             with self.world.sharing(self.objective, last=i + 1 == len(update.parts)):
                 with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
                     loss = self.objective(batch.to(self.device))

@@ -101,8 +101,8 @@ class Run:
             )
 
     def cut_metrics(self, step: int) -> None:
-        """Forget what came after a step, a half-written line included."""
-        kept = [json.dumps(line) for line in self.lines() if line["step"] <= step]
+        """Forget what came after a step, a half-written line and what ends a run included."""
+        kept = [json.dumps(line) for line in self.lines() if line["step"] <= step and line["kind"] != "average"]
         checkpoint.write_text(self.metrics, "".join(f"{line}\n" for line in kept))
 
     def lines(self) -> Iterator[dict[str, Any]]:
