@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regard import presets
-from regard.config import Labels, ModelConfig, Pooled, Vocabulary
+from regard.config import Labels, ModelConfig, Pooled, Recurrent, Vocabulary
 from regard.schema import ConfigError, Node, at_least, fractions, from_dict, merge, read_json, read_toml
 
 Task = Literal["translate", "generate", "fill", "classify", "tag"]
@@ -234,6 +234,12 @@ class Recipe(Node):
                 f"model ({config.shape}, head {config.head.kind}) does not fit task {self.data.task!r}, which needs"
                 f" {shape} with a {head.kind} head"
             )
+        if self.data.task == "fill" and isinstance(config.encoder, Recurrent):
+            yield "model.encoder (kind 'recurrent') does not fit task 'fill', which needs a Transformer"
+        if config.pair_head is not None and (self.data.task != "fill" or self.train.r_drop):
+            yield f"model.pair_head: goes with task 'fill' ({self.data.task}) and without r_drop ({self.train.r_drop})"
+        if config.share_embeddings and not self.data.tokenizer.shared:
+            yield "data.tokenizer.shared (false): the model shares its embeddings; set share_embeddings = false too"
 
 
 FITS: dict[str, tuple[str, type[Vocabulary | Labels | Pooled]]] = {

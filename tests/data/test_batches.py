@@ -383,7 +383,12 @@ def test_draws_are_uniform_and_belong_to_their_place():
         ("translate", {"batch_tokens": 7}, r"batch_tokens \(7\) must be at least \d+, the longest example's tokens"),
         ("translate", {"packed": True, "row_tokens": 11}, r"row_tokens \(11\) must be above \d+"),
         ("translate", {"model": {"encoder": {"max_len": 13}}}, r"max_len \(13\) must be at least \d+"),
-        ("generate", {"row_tokens": 1009}, r"row_tokens \(1009\) must be at most the model's max_len \(97\)"),
+        ("generate", {"row_tokens": 257}, r"row_tokens \(257\) must be at most batch_tokens \(256\)"),
+        (
+            "generate",
+            {"row_tokens": 1009, "batch_tokens": 2003},
+            r"row_tokens \(1009\) must be at most the model's max_len \(97\)",
+        ),
         ("generate", {"packed": False}, r"packed \(false\): generate always packs"),
         ("classify", {"packed": True}, r"packed \(true\): classify has a row a text"),
         (
@@ -393,7 +398,7 @@ def test_draws_are_uniform_and_belong_to_their_place():
         ),
         (
             "generate",
-            {"row_tokens": 80_000, "model": {"decoder": {"max_len": 90_000}}},
+            {"row_tokens": 80_000, "batch_tokens": 90_000, "model": {"decoder": {"max_len": 90_000}}},
             r"row_tokens \(80000\) must be at most \d+, all the tokens there are",
         ),
     ],

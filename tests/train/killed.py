@@ -36,26 +36,31 @@ def life(recipe, data: DataDir, path: Path) -> int:
 
 
 def main(folder: Path, kills: int) -> None:
-    recipe, data = toy.prepared(folder, "translate", steps=24, checkpoint_every=2, valid_every=8, ema=0.9, average=2)
+    recipe, data = toy.prepared(folder, "translate", steps=40, checkpoint_every=2, valid_every=8, ema=0.9, average=2)
     model = {**recipe.model, "encoder": {**recipe.model["encoder"], "dropout": 0.1}}
     recipe = recipe.replace(model=model)
     straight = Run(folder / "straight")
     began = time.monotonic()
     assert os.waitpid(life(recipe, data, straight.path), 0)[1] == 0
     whole = time.monotonic() - began
-    draw, broken, writing = random.Random(20170612), Run(folder / "broken"), 0
+    draw, broken, writing, resumed = random.Random(20170612), Run(folder / "broken"), 0, set()
     for _ in range(kills):
-        child = life(recipe, data, broken.path)
-        time.sleep(draw.uniform(0.1, 0.4) * whole)
+        begun = _newest(broken)
+        resumed.add(begun)
+        child, ended = life(recipe, data, broken.path), None
+        until = begun + draw.choice([0, 2, 2, 4])  # so many steps further, at least
+        while ended is None and _newest(broken) < until:
+            ended = _reap(child)
         if draw.random() < 0.5:  # in the middle of a checkpoint
-            until = time.monotonic() + whole
-            while not list((broken.path / "state").glob(".step-*")) and time.monotonic() < until:
-                if os.waitpid(child, os.WNOHANG)[0]:
-                    break
-        os.kill(child, signal.SIGKILL) if _alive(child) else None
-        writing += bool(list((broken.path / "state").glob(".*")))
-        _, status = os.waitpid(child, 0) if _alive(child) else (0, 0)
-        assert status in (0, signal.SIGKILL), status
+            while ended is None and not list((broken.path / "state").glob(".step-*")):
+                ended = _reap(child)
+        else:
+            time.sleep(draw.uniform(0, 0.1) * whole)
+        if ended is None:
+            os.kill(child, signal.SIGKILL)
+            writing += bool(list((broken.path / "state").glob(".*")))
+            ended = os.waitpid(child, 0)[1]
+        assert ended in (0, signal.SIGKILL), ended
     assert os.waitpid(life(recipe, data, broken.path), 0)[1] == 0
 
     lines = [[(x["step"], x["kind"], x["loss"]) for x in run.lines()] for run in (straight, broken)]
@@ -65,15 +70,20 @@ def main(folder: Path, kills: int) -> None:
     assert facts[0] == facts[1]
     assert straight.weights.read_bytes() == broken.weights.read_bytes()
     assert not list(broken.path.rglob(".*"))
-    print(f"killed {kills} times, {writing} of them while a checkpoint was written")
+    print(f"killed {kills} times, {writing} of them while a checkpoint was written, resumed from {len(resumed)} steps")
 
 
-def _alive(child: int) -> bool:
-    try:
-        os.kill(child, 0)
-        return True
-    except ProcessLookupError:
-        return False
+def _newest(run: Run) -> int:
+    """The step of the newest checkpoint."""
+    folders = checkpoint.checkpoints(run.path)
+    return int(folders[-1].name.partition("-")[2]) if folders else 0
+
+
+def _reap(child: int) -> int | None:
+    """How a child ended; None while it lives."""
+    time.sleep(0.002)
+    done, status = os.waitpid(child, os.WNOHANG)
+    return status if done else None
 
 
 if __name__ == "__main__":

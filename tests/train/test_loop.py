@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import toy
-from regard.config import InputError, RegardError
+from regard.config import ConfigError, InputError, RegardError
 from regard.data.batches import make_batches
 from regard.recipe import model_config
 from regard.train import checkpoint, tasks
@@ -314,7 +314,9 @@ def test_out_of_memory_halves_the_parts_and_changes_no_loss(pairs, tmp_path, mon
     assert any("out of memory: the same batch in 2 parts" in text for text in said)
 
     monkeypatch.setattr(tasks.Objective, "forward", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
-    with pytest.raises(RegardError, match=r"out of memory at step 1 in .* parts; raise train.micro_batches"):
+    with pytest.raises(
+        RegardError, match=r"out of memory at step 1 in .* parts; begin a new run with more train.micro_batches"
+    ):
         fit(recipe, data, tmp_path / "none")
 
 
@@ -457,3 +459,130 @@ def test_what_a_recipe_leaves_open_about_batches_is_decided_once(pairs, tmp_path
     before = losses(run)
     left_open = recipe.replace(train=recipe.train.replace(row_tokens=127))
     assert losses(fit(left_open, data, run.path, resume=True)) == before
+
+
+# ---------------------------------------------------------------------------------------
+# What a mutant would break
+
+
+def test_an_update_has_its_own_steps_rate(pairs, tmp_path):
+    recipe, data = pairs
+    one = trainer(recipe, data, tmp_path)
+    loader = Loader(one.batches, 1, parts=1, rank=0, world=1, pin=False)
+    for step in (1, 2, 3):
+        one.step(next(loader))
+        assert {g["lr"] for g in one.optimizer.adam.param_groups} == {learning_rate(one.train, step)}
+    loader.stop()
+
+
+def test_validation_is_of_the_moving_average_without_smoothing(pairs, tmp_path):
+    recipe, data = pairs
+    recipe = recipe.replace(train=recipe.train.replace(ema=0.9, smoothing=0.3, steps=10))
+    run = fit(recipe, data, tmp_path / "run")
+    plain = trainer(recipe, data, tmp_path, smoothing=0.0, ema=0.0)
+    average = checkpoint.load(checkpoint.checkpoints(run.path)[-1])[1]["ema"]
+    plain._put(average)
+    assert plain.score()["loss"] == pytest.approx(losses(run, "valid")[-1], rel=1e-6)
+    kept = load_file(run.weights)
+    assert all(torch.equal(kept[name], average[name]) for name in kept)
+
+
+def test_a_run_in_a_row_of_bad_updates_is_forgotten_after_a_good_one(pairs, tmp_path, monkeypatch):
+    recipe, data = pairs
+    spoil(monkeypatch, {2, 3, 5, 6, 8, 9})
+    run = fit(recipe.replace(train=recipe.train.replace(max_skipped=3)), data, tmp_path / "run")
+    assert len(losses(run)) == 20
+
+
+def test_where_a_run_stands_is_resumed(pairs, tmp_path):
+    recipe, data = pairs
+    recipe = recipe.replace(train=recipe.train.replace(steps=5))
+    run = fit(recipe, data, tmp_path / "run")
+    folder = checkpoint.checkpoints(run.path)[-1]
+    facts = checkpoint.read_facts(folder)
+    facts |= {"parts": 4, "bad_validations": 3, "best": {"step": 2, "loss": 0.5}, "sums": [1.0, 2.0, 3.0, 4.0, 5.0]}
+    (folder / "state.json").write_text(json.dumps(facts))
+    one = trainer(recipe, data, run.path)
+    one.resume()
+    assert (one.number, one.parts, one.bad_validations, one.best) == (5, 4, 3, {"step": 2, "loss": 0.5})
+    assert one.sums.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    facts["step"] = 4  # not what the folder says
+    (folder / "state.json").write_text(json.dumps(facts))
+    with pytest.raises(InputError, match=r"state.json: missing, cut short or altered"):
+        one.resume()
+
+
+def test_a_validation_without_a_number_is_never_the_best(pairs, tmp_path, monkeypatch):
+    recipe, data = pairs
+    found = iter([math.nan, 2.0, math.nan, 3.0])
+    monkeypatch.setattr(Trainer, "score", lambda self: {"loss": next(found)})
+    recipe = recipe.replace(train=recipe.train.replace(valid_every=5))
+    run = fit(recipe, data, tmp_path / "run")
+    best = checkpoint.read_facts(checkpoint.checkpoints(run.path)[-1])["best"]
+    assert (best["step"], best["loss"]) == (10, 2.0)
+    monkeypatch.setattr(Trainer, "score", lambda self: {"loss": math.nan})
+    assert fit(recipe, data, tmp_path / "none").weights.exists()
+
+
+def test_patience_before_the_first_checkpoint_saves_and_averages_nothing(pairs, tmp_path):
+    recipe, data = pairs
+    settings = recipe.train.replace(lr=0.0, patience=1, valid_every=2, checkpoint_every=10, average=2)
+    run = fit(recipe.replace(train=settings), data, tmp_path / "run")
+    assert [f.name for f in checkpoint.checkpoints(run.path)] == ["step-000000004"]
+    assert losses(run, "average") == []
+
+
+def test_a_pair_weighs_as_much_as_its_rows_tokens(tmp_path):
+    model = {"preset": "tiny_encoder", "encoder": {"max_len": 97}, "pair_head": {"n_labels": 2}}
+    recipe, data = toy.prepared(tmp_path, "fill", model=model)
+    one = trainer(recipe, data, tmp_path)
+    batch = one.batches.part(0)
+    tokens, count = tasks.loss(one.model, batch._replace(pair=None))
+    both, same = tasks.loss(one.model, batch)
+    encoded = one.model.encode(batch.inputs, batch.layout, segments=batch.segments)
+    pairs = torch.nn.functional.cross_entropy(
+        one.model.pair_head(encoded.hidden, encoded.layout), batch.pair, reduction="none"
+    )
+    asked = torch.zeros(len(pairs))
+    for at, wanted in zip(batch.at.tolist(), batch.wanted.tolist(), strict=True):
+        asked[at // batch.inputs.shape[1]] += wanted >= 0
+    assert len(asked.unique()) > 1
+    assert both.item() == pytest.approx((tokens + (pairs * asked).sum()).item(), rel=1e-5)
+    assert count == same
+
+
+def test_r_drop_is_the_papers(pairs, tmp_path):
+    """Without dropout both passes agree and nothing is added; with it, twice the weight is twice the distance."""
+    recipe, data = pairs
+    one = trainer(recipe, data, tmp_path)
+    batch = one.batches.part(0)
+    plain = tasks.loss(one.model, batch, 0.1)[0].item()
+    assert tasks.r_drop_loss(one.model, batch, 0.1, 5.0)[0].item() == pytest.approx(plain, rel=1e-5)
+    dropped = {**recipe.model, "decoder": {**recipe.model["decoder"], "dropout": 0.3}}
+    two = trainer(recipe.replace(model=dropped), data, tmp_path)
+
+    def value(weight):
+        torch.manual_seed(3)
+        return tasks.r_drop_loss(two.model, batch, 0.1, weight)[0].item()
+
+    assert value(1.0) > value(0.0)
+    assert value(2.0) - value(0.0) == pytest.approx(2 * (value(1.0) - value(0.0)), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "changes", "message"),
+    [
+        ("fill", {"preset": "tiny_elmo"}, {}, "does not fit task 'fill', which needs a Transformer"),
+        ("fill", {"preset": "tiny_encoder", "pair_head": {"n_labels": 2}}, {"r_drop": 1.0}, "without r_drop"),
+        (
+            "classify",
+            {"preset": "tiny_encoder", "head": {"kind": "pooled"}, "pair_head": {"n_labels": 2}},
+            {},
+            "goes with task 'fill'",
+        ),
+        ("translate", {"preset": "gpt2"}, {}, "does not fit task 'translate', which needs encoder-decoder"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(tmp_path, task, model, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        toy.make_recipe(tmp_path, task, model=model, **changes)

@@ -177,7 +177,7 @@ def packed_layout(which: Ids, longest: int, n_positions: int) -> Layout:
     bounds[: len(begins)] = begins
     return Layout(
         positions=torch.from_numpy(np.minimum(positions, n_positions - 1)),
-        documents=torch.from_numpy(which),
+        documents=torch.from_numpy(np.cumsum(first).reshape(which.shape) - 1),
         bounds=torch.from_numpy(bounds),
         longest=longest,
     )

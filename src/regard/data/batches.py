@@ -39,10 +39,12 @@ def make_batches(data: DataDir, split: str, train: Train, model: ModelConfig, *,
         raise InputError(f"packed (true): {data.task} has a row a text; leave it out")
     if packed and data.task == "translate" and any(isinstance(tower, Recurrent) for tower in towers):
         raise InputError("packed (true): a recurrent model cannot keep the texts of a row apart; leave it out")
+    if train.row_tokens is not None and train.row_tokens > train.batch_tokens:
+        raise InputError(f"row_tokens ({train.row_tokens}) must be at most batch_tokens ({train.batch_tokens})")
     if streams and not packed:
         raise InputError(f"packed (false): {data.task} always packs; leave it out")
     if streams:
-        length = train.row_tokens or max_len or 256
+        length = train.row_tokens or min(max_len or 256, train.batch_tokens)
         if max_len is not None and length > max_len:
             raise InputError(f"row_tokens ({length}) must be at most the model's max_len ({max_len})")
         if model.pair_head is not None:
@@ -52,7 +54,7 @@ def make_batches(data: DataDir, split: str, train: Train, model: ModelConfig, *,
     segments = getattr(towers[0].input, "n_segments", 0)
     batches: Bucketed | Filled
     if packed and shuffled:
-        batches = Filled(data, split, train, length=train.row_tokens or 1024)
+        batches = Filled(data, split, train, length=train.row_tokens or min(1024, train.batch_tokens))
     else:  # what is held out is seen once: a text a row is simplest
         batches = Bucketed(data, split, train, shuffled=shuffled, n_segments=segments)
     if max_len is not None and batches.longest > max_len:

@@ -31,8 +31,8 @@ class Filled(Batches):
                 f"row_tokens ({length}) must be above {self.longest}, the longest example's tokens; raise it, or lower"
                 " data.max_tokens"
             )
-        self.per_batch = max(1, train.batch_tokens // length)
         self.order = lru_cache(maxsize=2)(self._order)
+        self.per_batch = max(1, min(train.batch_tokens // length, len(self.order(0)[1])))
         self.n_batches = -(-len(self.order(0)[1]) // self.per_batch)
 
     def __len__(self) -> int:

@@ -36,7 +36,9 @@ class Stream(Batches):
             )
         self.n_rows = self.total // length if shuffled else -(-self.total // length)
         self.per_batch = max(1, min(train.batch_tokens // length, self.n_rows))
-        self.walls = walls and len(self.sizes) > 1  # one endless document needs none
+        # One endless document needs none; but padding is no part of it.
+        self.walls = walls and (len(self.sizes) > 1 or not shuffled)
+        self.begins = self.text.ends - self.text.lengths
         self.order = lru_cache(maxsize=2)(self._order)
 
     def __len__(self) -> int:
@@ -77,9 +79,10 @@ class Stream(Batches):
         beyond = places >= self.total
         places = places % self.total  # training wraps around to what the offset skipped
         which = np.searchsorted(ends, places, side="right")
-        within = places - (ends - self.sizes[documents])[which]
-        flat = (self.text.ends - self.text.lengths)[documents][which] + within
-        last = self.text.lengths[documents][which]
+        document = documents[which]
+        within = places - (ends[which] - self.sizes[document])
+        flat = self.begins[document] + within
+        last = self.text.lengths[document]
         tokens = self.tokenizer
         n = len(self.text.ids)
 

@@ -65,7 +65,7 @@ def _groups(tensors: Iterable[tuple[str, str, Tensor]]) -> Iterator[tuple[str, d
 
 
 def load(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """A checkpoint's facts, and its tensors as ``[file][name]``; every byte is checked against its hash."""
+    """A checkpoint's facts, and its tensors as ``[file][name]``; every tensor is checked against its file's hash."""
     facts = read_facts(folder)
     tensors: dict[str, dict[str, Tensor]] = {}
     for name, told in facts["files"].items():
@@ -80,9 +80,15 @@ def load(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
 def read_facts(folder: Path) -> dict[str, Any]:
     try:
         facts = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        return facts if "files" in facts else {}["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         raise _altered(folder / "state.json", folder) from None
+    if (
+        not isinstance(facts, dict)
+        or not facts.get("files")
+        or facts.get("step") != int(folder.name.rpartition("-")[2])
+    ):
+        raise _altered(folder / "state.json", folder)
+    return facts
 
 
 def _altered(path: Path, folder: Path) -> InputError:

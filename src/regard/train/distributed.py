@@ -44,10 +44,9 @@ class World:
         kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if kind.startswith("cuda") and not torch.cuda.is_available():
             raise InputError(f"device ({kind!r}): no GPU is to be seen here; use --device cpu")
-        try:
-            where = torch.device(kind)
-        except RuntimeError:
-            raise InputError(f"device ({kind!r}) must be cpu or cuda") from None
+        if kind.partition(":")[0] not in ("cpu", "cuda"):
+            raise InputError(f"device ({kind!r}) must be cpu or cuda")
+        where = torch.device(kind)
         if "RANK" not in os.environ:
             if shard:
                 raise InputError(
@@ -123,12 +122,8 @@ class World:
 
 def local(weights: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """This process's share of each weight, the same memory: what its optimizer works on."""
-    return {name: w.to_local() if _is_sharded(w) else w for name, w in _detached(weights)}  # type: ignore[attr-defined]
-
-
-def _detached(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     with torch.no_grad():
-        yield from weights
+        return {name: w.to_local() if _is_sharded(w) else w for name, w in weights}  # type: ignore[attr-defined]
 
 
 def _is_sharded(weight: Tensor) -> bool:

@@ -65,6 +65,7 @@ class Trainer:
         if "valid" in data.splits:
             self.held_out = make_batches(data, "valid", self.train, self.config, shuffled=False)
 
+        self.shown = data.split("valid" if "valid" in data.splits else "train")
         if self.device.type == "cpu":
             keep_freed_memory()
         torch.manual_seed(self.train.seed)
@@ -93,6 +94,7 @@ class Trainer:
         self.last_norm = torch.zeros((), device=self.device)
         self.begun = time.perf_counter()
         self.signal = 0
+        self.asked: list[Tensor] = []  # of several processes: whether any was asked to stop, step by step
 
     def _compile(self, objective: nn.Module, packed: bool) -> None:
         """Packed batches have one shape: model and loss are compiled whole, recorded and replayed. Padded ones have
@@ -123,7 +125,7 @@ class Trainer:
             total += loss.detach()
         self._localise()
         norm = self._norm()
-        finite = norm.isfinite() & self.world.sum(total).isfinite()
+        finite = norm.isfinite() & self._share(total).isfinite()
         self.optimizer.update(learning_rate(self.train, update.step), norm, finite)
         if self.average:
             get_ema_multi_avg_fn(self.train.ema)(list(self.average.values()), list(self.weights.values()), None)
@@ -135,6 +137,14 @@ class Trainer:
             for name, weight in self.parameters.items():
                 if weight.grad is not None:
                     self.weights[name].grad = weight.grad.to_local()  # type: ignore[attr-defined]
+
+    def _share(self, total: Tensor) -> Tensor:
+        """The loss over all processes, in place; beside it goes whether any of them was asked to stop."""
+        if self.world.size > 1:
+            both = self.world.sum(torch.stack([total, torch.full_like(total, float(self.signal != 0))]))
+            total.copy_(both[0])
+            self.asked.append(both[1])
+        return total
 
     def _norm(self) -> Tensor:
         norm = nn.utils.get_total_norm(self.optimizer.gradients())
@@ -175,7 +185,7 @@ class Trainer:
                     if self._due(self.train.valid_every):
                         self.validate()
                     stop = self._asked_to_stop()
-                    if self._due(self.train.checkpoint_every) or stop:
+                    if self._due(self.train.checkpoint_every) or stop or self._out_of_patience():
                         self.save(regular=self._due(self.train.checkpoint_every))
                     if stop and self.number < self.train.steps:
                         raise Stopped(self.signal or signal.SIGTERM)
@@ -200,10 +210,12 @@ class Trainer:
 
     def _advance(self, loader: Loader) -> Loader:
         """One update; with less memory than it takes, in twice as many parts."""
-        self.update = next(loader)
+        self.update, fits = next(loader), True
         try:
             self.step(self.update)
         except torch.OutOfMemoryError:
+            fits = False
+        if not fits:  # out here nothing holds on any more to what the step had made
             loader.stop()
             self._halve()
             return self._advance(self._loader())
@@ -216,8 +228,8 @@ class Trainer:
         """Work in twice as many parts from here on. Several processes could not agree on that in mid-step."""
         if self.world.size > 1 or all(len(part.inputs) == 1 for part in self.update.parts):
             raise RegardError(
-                f"out of memory at step {self.update.step} in {self.parts} parts; raise train.micro_batches, or lower"
-                f" train.batch_tokens ({self.train.batch_tokens})"
+                f"out of memory at step {self.update.step} in {self.parts} parts; begin a new run with more"
+                f" train.micro_batches, or less than {self.train.batch_tokens} train.batch_tokens"
             )
         self._clear()
         torch.cuda.empty_cache()
@@ -267,8 +279,8 @@ class Trainer:
         checkpoint.write_weights(path, tensors)
         raise RegardError(
             f"step {self.number}: the loss or its gradient was not finite {in_a_row} times in a row; the batch is in"
-            f" {path}, the last checkpoint is intact; lower train.lr ({self.train.lr}), or train.clip"
-            f" ({self.train.clip})"
+            f" {path}, the last checkpoint is intact; begin a new run with less than train.lr ({self.train.lr}) or"
+            f" train.clip ({self.train.clip})"
         )
 
     # -- held-out data -----------------------------------------------------------------
@@ -278,7 +290,7 @@ class Trainer:
         """Score the held-out data, show what the model says, and keep the weights if they are the best so far."""
         with self._averaged():
             found = self.score()
-            better = not self.best or found is None or found["loss"] < self.best["loss"]
+            better = found is None or _is_better(found, self.best)
             if better:
                 self.best = {"step": self.number, **(found or {"loss": 0.0})}
                 self.bad_validations = 0
@@ -304,14 +316,16 @@ class Trainer:
 
     def samples(self) -> list[dict[str, str]]:
         with self._evaluating(), self.world.whole(self.objective):
-            return list(tasks.samples(self.model, self.data))
+            return list(tasks.samples(self.model, self.data, self.shown))
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         self.objective.eval()
-        with torch.no_grad(), torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
-            yield
-        self.objective.train()
+        try:
+            with torch.no_grad(), torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+                yield
+        finally:
+            self.objective.train()
 
     @contextlib.contextmanager
     def _averaged(self) -> Iterator[None]:
@@ -321,8 +335,10 @@ class Trainer:
             return
         kept = {name: w.detach().clone() for name, w in self.weights.items()}
         self._put(self.average)
-        yield
-        self._put(kept)
+        try:
+            yield
+        finally:
+            self._put(kept)
 
     @torch.no_grad()
     def _put(self, values: dict[str, Tensor]) -> None:
@@ -336,6 +352,8 @@ class Trainer:
         """Average the last checkpoints if asked to, and draw the curves."""
         if self.train.average:
             self._average_checkpoints()
+        if not self.best:  # no validation gave a number
+            self._export(self.weights)
         if self.world.first:
             self.watch.finished(self.run, self.number, self.best, self._elapsed())
 
@@ -343,6 +361,8 @@ class Trainer:
     def _average_checkpoints(self) -> None:
         folders = [f for f in checkpoint.checkpoints(self.run.path) if checkpoint.read_facts(f)["regular"]]
         folders = folders[-self.train.average :]
+        if not folders:
+            return
         kept = {n: w.clone() for n, w in self.weights.items()}
         sums = {n: torch.zeros_like(w, dtype=torch.float64) for n, w in self.weights.items()}
         for folder in folders:
@@ -351,7 +371,7 @@ class Trainer:
                 sums[name] += scattered(value, self.parameters[name]).to(self.device)
         self._put({name: total / len(folders) for name, total in sums.items()})
         found = self.score()
-        if found is None or found["loss"] < self.best["loss"]:
+        if found is None or _is_better(found, self.best):
             self._export(self.weights)
             self.best = {"step": self.number, **(found or {"loss": 0.0}), "average": len(folders)}
         if found is not None:
@@ -387,7 +407,7 @@ class Trainer:
         }
         if self.world.first:
             checkpoint.save(self.run.path, self.number, self._tensors(), facts)
-            checkpoint.clean(self.run.path, max(self.train.keep, self.train.average))
+            checkpoint.clean(self.run.path, self.train.keep)
         else:
             for _ in self._tensors():
                 pass
@@ -413,7 +433,7 @@ class Trainer:
             self.best, self.bad_validations = facts["best"], facts["bad_validations"]
             self.sums.copy_(torch.tensor(facts["sums"], dtype=torch.float64))
         if self.world.first:
-            checkpoint.clean(self.run.path, max(self.train.keep, self.train.average))
+            checkpoint.clean(self.run.path, self.train.keep)
             self.run.cut_metrics(facts["step"])
         self.world.wait()
 
@@ -440,10 +460,14 @@ class Trainer:
                 signal.signal(number, handler)
 
     def _asked_to_stop(self) -> bool:
-        """Several processes must agree, and to ask takes a wait: not at every step."""
+        """Several processes must agree. They read what they said one step ago, which takes no wait for this one."""
         if self.world.size > 1:
-            return self.number % 10 == 0 and self.world.any(bool(self.signal))
+            return len(self.asked) > 1 and bool(self.asked.pop(0) > 0)
         return bool(self.signal)
+
+
+def _is_better(found: dict[str, float], best: dict[str, Any]) -> bool:
+    return math.isfinite(found["loss"]) and (not best or found["loss"] < best["loss"])
 
 
 def settled(recipe: Recipe, config: ModelConfig, device: torch.device) -> Recipe:

@@ -71,11 +71,14 @@ class Run:
     def config(self) -> dict[str, Any]:
         path = self.path / "config.json"
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            config = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror}); is this a run directory?") from None
         except ValueError as error:
             raise InputError(f"{path}: is not JSON ({error})") from None
+        if not isinstance(config, dict) or not {"recipe", "data", "model"} <= config.keys():
+            raise InputError(f"{path}: is not of a run of regard; is this a run directory?")
+        return config
 
     def recipe(self) -> Recipe:
         return from_dict(Recipe, self.config()["recipe"])
@@ -109,12 +112,15 @@ class Run:
         """Every line of metrics.jsonl that is whole."""
         if not self.metrics.exists():
             return
-        with self.metrics.open(encoding="utf-8") as file:
+        with self.metrics.open(encoding="utf-8", errors="replace") as file:
             for text in file:
                 try:
-                    yield json.loads(text)
+                    line = json.loads(text)
                 except ValueError:
                     return
+                if not isinstance(line, dict) or not {"step", "kind", "loss"} <= line.keys():
+                    return
+                yield line
 
     def note(self, line: dict[str, Any]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:

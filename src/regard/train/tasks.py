@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -59,8 +60,8 @@ def _cross_entropy(logits: Tensor, wanted: Tensor, smoothing: float = 0.0) -> tu
 
 
 def _loss_of_both(model: Transformer, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Masked tokens and the pair of halves. A pair weighs as much as the tokens a row is asked for, so that both count
-    alike, and the sum stays a sum over rows."""
+    """Masked tokens and the pair of halves. A pair weighs as much as the tokens that its row is asked for, so that both
+    count alike, and the sum stays a sum over rows."""
     assert batch.at is not None
     assert batch.pair is not None
     assert isinstance(model.head, VocabularyHead)
@@ -70,9 +71,9 @@ def _loss_of_both(model: Transformer, batch: Batch, smoothing: float) -> tuple[T
         vectors, model.vocabulary_table(), batch.wanted, bias=model.head.bias, smoothing=smoothing
     )
     assert model.pair_head is not None
-    of_pairs, _ = _cross_entropy(model.pair_head(encoded.hidden, encoded.layout), batch.pair)
-    asked = (batch.wanted >= 0).any()  # a part without rows asks for nothing
-    return total + of_pairs * asked * (len(batch.at) // len(batch.pair)), count
+    of_pairs = F.cross_entropy(model.pair_head(encoded.hidden, encoded.layout).float(), batch.pair, reduction="none")
+    row, asked = batch.at // batch.inputs.shape[1], (batch.wanted >= 0).to(of_pairs.dtype)
+    return total + of_pairs @ torch.zeros_like(of_pairs).index_add(0, row, asked), count
 
 
 def r_drop_loss(model: Transformer, batch: Batch, smoothing: float, weight: float) -> tuple[Tensor, Tensor]:
@@ -138,9 +139,8 @@ def scores(task: str, tallied: Iterable[float]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def samples(model: Transformer, data: DataDir, n: int = 3) -> Iterator[dict[str, str]]:
-    """What the model says of the first few held-out examples, beside what it should say."""
-    columns = data.split("valid" if "valid" in data.splits else "train")
+def samples(model: Transformer, data: DataDir, columns: dict[str, Any], n: int = 3) -> Iterator[dict[str, str]]:
+    """What the model says of the first few examples of a split, beside what it should say."""
     device = next(model.parameters()).device
     rows = len(next(iter(columns.values())))
     for i in range(n if data.task == "generate" else min(n, rows)):

@@ -38,7 +38,7 @@ class Watch:
     def began(self, trainer: Trainer) -> None:
         """Say what is about to run, and on what."""
         train, world = trainer.train, trainer.world
-        padded = padding(trainer.batches, range(min(len(trainer.batches), 100)))
+        padded = padding(trainer.batches, range(min(len(trainer.batches), 20)))
         how = "bfloat16" if trainer.dtype is not None else "float32"
         many = f", {world.size} processes{', sharded' if world.shard else ''}" if world.size > 1 else ""
         n = sum(p.numel() for p in trainer.parameters.values())
@@ -167,7 +167,7 @@ def draw_curves(run: Run) -> Path | None:
 
     lines = list(run.lines())
     trained = [line for line in lines if line["kind"] == "train" and line["loss"] is not None]
-    held_out = [line for line in lines if line["kind"] == "valid"]
+    held_out = [line for line in lines if line["kind"] == "valid" and line["loss"] is not None]
     figure, (losses, rates) = plt.subplots(
         2, 1, figsize=(8, 6), height_ratios=[3, 1], sharex=True, layout="constrained"
     )
