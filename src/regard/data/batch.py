@@ -3,6 +3,7 @@ rows as rectangles."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -71,7 +72,7 @@ class Size(NamedTuple):
     padded: int
 
 
-class Batches:
+class Batches(ABC):
     """One split as batches. ``len()`` is the number of batches an epoch; what it can be asked is the same for all."""
 
     def __init__(self, data: DataDir, split: str, train: Train, *, shuffled: bool):
@@ -80,16 +81,20 @@ class Batches:
         self.tokenizer, self.source_tokenizer = data.tokenizer, data.source_tokenizer
         self.seed = train.seed if shuffled else 0
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def __len__(self) -> int: ...
 
+    @abstractmethod
     def rows(self, step: int) -> Ids:
         """The rows of a step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def size(self, step: int) -> Size:
         """How large a step is, over all of its parts."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def make(self, step: int, rows: Ids) -> Batch:
+        """The tensors of some rows of a step."""
 
     def part(self, step: int, index: int = 0, parts: int = 1) -> Batch:
         """The tensors of one of several equal parts of a step. A part that gets no row has one that asks for nothing,
@@ -98,9 +103,6 @@ class Batches:
         mine = rows[index::parts]
         batch = self.make(step, mine if len(mine) else rows[:1])
         return batch if len(mine) else batch._replace(wanted=torch.full_like(batch.wanted, -1))
-
-    def make(self, step: int, rows: Ids) -> Batch:
-        raise NotImplementedError
 
     def hidden_words(self, ids: Ids, real: NDArray, step: int, rows: Ids, mask: int) -> Ids:
         """Word dropout: a share of the tokens read is hidden behind the mask token."""

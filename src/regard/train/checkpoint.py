@@ -8,7 +8,6 @@ so resumes on any number.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ import safetensors.torch
 from torch import Tensor
 
 from regard.config import InputError, RegardError
+from regard.data.store import sha256
 
 LARGEST_FILE = 2 * 2**30  # bytes; what is held beside the model while a file is written
 
@@ -124,18 +124,22 @@ def discard(folder: Path) -> None:
 
 def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
     """A safetensors file that is there whole or not at all."""
-    draft = path.with_name(f".{path.name}")
-    with _told(path):
+    with drafted(path) as draft:
         safetensors.torch.save_file({n: w.detach().cpu().contiguous() for n, w in weights.items()}, draft)
-        _flush(draft)
-        draft.rename(path)
 
 
 def write_text(path: Path, text: str) -> None:
     """A text file that is there whole or not at all."""
+    with drafted(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """Another name to write a file under; it gets its own when all of it is on the disk."""
     draft = path.with_name(f".{path.name}")
     with _told(path):
-        draft.write_text(text, encoding="utf-8")
+        yield draft
         _flush(draft)
         draft.rename(path)
 
@@ -158,11 +162,6 @@ def _told(path: Path) -> Iterator[None]:
 
 def _folder(run: Path, step: int) -> Path:
     return run / "state" / f"step-{step:09}"
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:

@@ -109,12 +109,6 @@ class World:
             dist.all_reduce(value)
         return value
 
-    def any(self, flag: bool) -> bool:
-        """Whether any process says so."""
-        if self.size == 1:
-            return flag
-        return bool(self.sum(torch.tensor(float(flag), device=self.device)) > 0)
-
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import InputError, ModelConfig
-from regard.data.store import DataDir
+from regard.data.store import DataDir, sha256
 from regard.recipe import Recipe
 from regard.schema import from_dict
 from regard.train import checkpoint
@@ -129,7 +129,7 @@ class Run:
 
 def data_hash(data: DataDir) -> str:
     """What tells one data directory from another: its manifest, which has the hash of every file."""
-    return checkpoint.sha256(data.path / "manifest.json")
+    return sha256(data.path / "manifest.json")
 
 
 def check_data(data: DataDir, recipe: Recipe, *, files: bool = True) -> None:

@@ -35,21 +35,26 @@ def hidden(model: Transformer, batch: Batch) -> Tensor:
     return encoded.hidden if model.mix is None else model.mix(encoded.layers)
 
 
-def scored(model: Transformer, batch: Batch) -> Tensor:
+def _picked(out: Tensor, batch: Batch) -> Tensor:
     """The vectors that are scored: all of them, or those the batch names."""
-    out = hidden(model, batch)
     return out if batch.at is None else out.flatten(0, 1)[batch.at]
+
+
+def _logits(model: Transformer, batch: Batch) -> Tensor:
+    """All scores of what is wanted at once, for who needs more of them than their loss."""
+    out = _picked(hidden(model, batch), batch)
+    return model.logits(out, batch.layout) if batch.at is None else model.logits(out[None])[0]
 
 
 def loss(model: Transformer, batch: Batch, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """The loss summed over what is wanted, and how many that are."""
-    if isinstance(model.head, VocabularyHead):
-        if batch.pair is not None:
-            return _loss_of_both(model, batch, smoothing)
-        vectors = model.head.transformed(scored(model, batch))
-        return token_loss(vectors, model.vocabulary_table(), batch.wanted, bias=model.head.bias, smoothing=smoothing)
-    logits = model.logits(hidden(model, batch), batch.layout)
-    return _cross_entropy(logits, batch.wanted, smoothing)
+    head = model.head
+    if not isinstance(head, VocabularyHead):
+        return _cross_entropy(_logits(model, batch), batch.wanted, smoothing)
+    out = hidden(model, batch)
+    vectors = head.transformed(_picked(out, batch))
+    total, count = token_loss(vectors, model.vocabulary_table(), batch.wanted, bias=head.bias, smoothing=smoothing)
+    return total if batch.pair is None else total + _pair_loss(model, batch, out), count
 
 
 def _cross_entropy(logits: Tensor, wanted: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -59,30 +64,20 @@ def _cross_entropy(logits: Tensor, wanted: Tensor, smoothing: float = 0.0) -> tu
     return total, (wanted >= 0).sum()
 
 
-def _loss_of_both(model: Transformer, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Masked tokens and the pair of halves. A pair weighs as much as the tokens that its row is asked for, so that both
-    count alike, and the sum stays a sum over rows."""
+def _pair_loss(model: Transformer, batch: Batch, out: Tensor) -> Tensor:
+    """Whether two halves belong together. A pair weighs as much as the tokens that its row is asked for, so that both
+    tasks count alike, and the sum stays a sum over rows."""
     assert batch.at is not None
     assert batch.pair is not None
-    assert isinstance(model.head, VocabularyHead)
-    encoded = model.encode(batch.inputs, batch.layout, segments=batch.segments)
-    vectors = model.head.transformed(encoded.hidden.flatten(0, 1)[batch.at])
-    total, count = token_loss(
-        vectors, model.vocabulary_table(), batch.wanted, bias=model.head.bias, smoothing=smoothing
-    )
     assert model.pair_head is not None
-    of_pairs = F.cross_entropy(model.pair_head(encoded.hidden, encoded.layout).float(), batch.pair, reduction="none")
+    of_pairs = F.cross_entropy(model.pair_head(out, batch.layout).float(), batch.pair, reduction="none")
     row, asked = batch.at // batch.inputs.shape[1], (batch.wanted >= 0).to(of_pairs.dtype)
-    return total + of_pairs @ torch.zeros_like(of_pairs).index_add(0, row, asked), count
+    return of_pairs @ torch.zeros_like(of_pairs).index_add(0, row, asked)
 
 
 def r_drop_loss(model: Transformer, batch: Batch, smoothing: float, weight: float) -> tuple[Tensor, Tensor]:
     """The loss of two passes with different dropout, and how far apart what they say is (Liang et al. 2021)."""
-    passes = []
-    for _ in range(2):
-        out = scored(model, batch)
-        logits = model.logits(out, batch.layout) if batch.at is None else model.logits(out[None])[0]
-        passes.append(logits.flatten(0, -2).float())
+    passes = [_logits(model, batch).flatten(0, -2).float() for _ in range(2)]
     wanted = batch.wanted.flatten()
     losses = [_cross_entropy(logits, wanted, smoothing) for logits in passes]
     a, b = (logits[wanted >= 0].log_softmax(-1) for logits in passes)
@@ -114,8 +109,7 @@ def tally(model: Transformer, batch: Batch) -> Tensor:
     if isinstance(model.head, VocabularyHead) and batch.at is None:
         total, count = loss(model, batch)
         return torch.stack([total.double(), count.double(), total.new_zeros((), dtype=torch.float64)])
-    out = scored(model, batch)
-    logits = model.logits(out, batch.layout) if batch.at is None else model.logits(out[None])[0]
+    logits = _logits(model, batch)
     total, count = _cross_entropy(logits, batch.wanted)
     right = ((logits.argmax(-1) == batch.wanted) & (batch.wanted >= 0)).sum()
     return torch.stack([total.double(), count.double(), right.double()])

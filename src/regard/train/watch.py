@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.data.batches import padding
+from regard.train.checkpoint import drafted
 
 if TYPE_CHECKING:
     from regard.train.loop import Trainer
@@ -190,8 +191,7 @@ def draw_curves(run: Run) -> Path | None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlim(left=0)
     path = run.path / "curves.png"
-    draft = path.with_name(".curves.png")
-    figure.savefig(draft, dpi=120)
+    with drafted(path) as draft:
+        figure.savefig(draft, dpi=120)
     plt.close(figure)
-    draft.rename(path)
     return path
