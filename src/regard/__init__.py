@@ -16,23 +16,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard import config, data, decode, interop, look, nn, presets, recipe, train
+    from regard import config, data, decode, evaluate, interop, look, nn, presets, recipe, train
     from regard.config import ModelConfig, RegardError
     from regard.look import walk, walk_scores
+    from regard.model import Model, load
     from regard.nn import Transformer
 
 __version__ = "0.1.0"  # a test holds it against pyproject.toml
 
-_ROOMS = ("config", "data", "decode", "interop", "look", "nn", "presets", "recipe", "train")
+_ROOMS = ("config", "data", "decode", "evaluate", "interop", "look", "nn", "presets", "recipe", "train")
 _NAMES = {
+    "Model": "regard.model",
     "ModelConfig": "regard.config",
     "RegardError": "regard.config",
     "Transformer": "regard.nn",
+    "load": "regard.model",
     "walk": "regard.look",
     "walk_scores": "regard.look",
 }
 
 __all__ = [
+    "Model",
     "ModelConfig",
     "RegardError",
     "Transformer",
@@ -40,7 +44,9 @@ __all__ = [
     "config",
     "data",
     "decode",
+    "evaluate",
     "interop",
+    "load",
     "look",
     "nn",
     "presets",

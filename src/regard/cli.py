@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -232,6 +233,119 @@ def _verify_resume(recipe: Any, data: str, options: list[str]) -> None:
             f"The weights at the end are {same} bytes; a loss differs by up to {verdict.largest_difference:.1e} of it."
         )
         raise typer.Exit(1)
+
+
+ModelName = Annotated[
+    str, typer.Argument(help="A run directory, or the name of a model that comes with regard: en-de.")
+]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda.  [default: a GPU if there is one]")]
+Precision = Annotated[str | None, typer.Option(help="float32, bfloat16, float16.  [default: bfloat16 on a GPU]")]
+Beam = Annotated[int | None, typer.Option(help="Ways that go on at each step; 1 is greedy.  [default: 4]")]
+LengthPenalty = Annotated[float | None, typer.Option(help="How much long ones are favoured.  [default: 0.6]")]
+Penalty = Annotated[str | None, typer.Option(help="gnmt or plain: what the length penalty means.  [default: gnmt]")]
+
+
+@app.command()
+def translate(
+    model: ModelName,
+    texts: Annotated[list[str] | None, typer.Argument(help="What to translate.", show_default=False)] = None,
+    file: Annotated[
+        list[str] | None, typer.Option(help="A file to translate, line by line; - is standard input.")
+    ] = None,
+    beam: Beam = None,
+    n_best: Annotated[int | None, typer.Option(help="Translations of each text.  [default: 1]")] = None,
+    length_penalty: LengthPenalty = None,
+    penalty: Penalty = None,
+    min_length: Annotated[int | None, typer.Option(help="Tokens of the shortest translation.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Tokens of the longest.  [default: 2 x the source + 16]")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Draw at random: below 1 careful, above 1 wild.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the likeliest tokens with this share together.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="Print what each was ranked by, before it.")] = False,
+    align: Annotated[
+        bool, typer.Option("--align", help="Print which words belong together, after it: 0-0 1-2.")
+    ] = False,
+    device: Device = None,
+    precision: Precision = None,
+    as_json: AsJson = False,
+) -> None:
+    """Translate texts, files, or standard input as it comes.
+
+    regard translate en-de "A dog runs through the snow."
+    """
+    from regard.decode.settings import Decoding
+
+    if texts and file:
+        raise InputError("texts and --file; give one of them")
+    options = _given(
+        beam=beam,
+        n_best=n_best,
+        length_penalty=length_penalty,
+        penalty=penalty,
+        min_length=min_length,
+        max_length=max_length,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+    )
+    Decoding(**options).validate()
+    lines = texts if texts else _lines(file or ["-"])
+    loaded = _load(model, device, precision, "translate")
+
+    from regard.decode.translate import stream
+
+    for number, (source, found) in enumerate(stream(loaded, lines, align=align, **options), start=1):
+        if as_json:
+            print(json.dumps({"source": source, **found.to_dict()}, ensure_ascii=False), flush=True)
+            continue
+        for one in (found, *found.others):
+            columns = [str(number)] if found.others else []
+            columns += [f"{one.score:.4f}"] if scores else []
+            columns.append(one.text)
+            columns += [" ".join(f"{i}-{j}" for i, j in one.alignment or ())] if align else []
+            print("\t".join(columns), flush=True)
+
+
+def _lines(files: list[str]) -> Iterator[str]:
+    """The lines of files, one after another; of standard input as they come."""
+    from pathlib import Path
+
+    from regard.data.readers import File
+
+    for name in files:
+        if name != "-":
+            yield from (line for _, line in File(Path(name)).lines())
+            continue
+        if sys.stdin.isatty():
+            print("a text a line; Ctrl-D ends", file=sys.stderr)
+        for number, line in enumerate(sys.stdin.buffer, start=1):
+            try:
+                yield line.decode().rstrip("\r\n")
+            except UnicodeDecodeError:
+                raise InputError(f"standard input: line {number} is not valid UTF-8; convert it to UTF-8") from None
+
+
+def _load(name: str, device: str | None, precision: str | None, task: str) -> Any:
+    """A model for a task, or the reason why not."""
+    if device not in (None, "cpu", "cuda"):
+        raise InputError(f"--device ({device}) must be cpu or cuda")
+    if precision not in (None, "float32", "bfloat16", "float16"):
+        raise InputError(f"--precision ({precision}) must be float32, bfloat16 or float16")
+    import torch
+
+    from regard.model import load
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device (cuda): there is no GPU here; leave it out")
+    model = load(name, device=device, precision=precision)  # type: ignore[arg-type]
+    model.check_task(task)
+    return model
 
 
 @app.command()

@@ -39,7 +39,8 @@ class Files(Node):
     """The raw files of one split: paths or globs, compressed (gz, xz, zst) or not, relative to where you are."""
 
     files: tuple[str, ...] = ()
-    """Files with all columns in them (tsv, csv, jsonl, parquet, conll), or plain text (files, folders)."""
+    """Files with all columns in them (tsv, csv, jsonl, parquet, conll), or plain text (files, folders). Beside source
+    and target they are read after those."""
     source: tuple[str, ...] = ()
     """For parallel text in two files: the side that is read, a line a sentence."""
     target: tuple[str, ...] = ()
@@ -49,8 +50,6 @@ class Files(Node):
         if bool(self.source) != bool(self.target):
             given, missing = ("source", "target") if self.source else ("target", "source")
             yield f"{missing} (none): {given} is given, and parallel text needs both"
-        if self.files and self.source:
-            yield "files and source: give files that hold both sides, or source and target apart"
 
     @property
     def empty(self) -> bool:
@@ -169,6 +168,9 @@ class Train(Node):
     """Weight of the divergence between two passes with different dropout (R-Drop, Liang et al. 2021)."""
     word_dropout: float = 0.0
     """Share of the tokens read that are hidden behind the mask token."""
+    bpe_dropout: float = 0.0
+    """For translate: share of the subwords that fall apart into the two they were merged from, and those again, anew in
+    every epoch and on both sides (after BPE-dropout, Provilkov et al. 2020)."""
     mask_share: float = 0.15
     """For fill: share of the tokens to be guessed; 80 % become the mask, 10 % another token, 10 % stay (BERT)."""
 
@@ -198,7 +200,7 @@ class Train(Node):
         names = ("steps", "batch_tokens", "micro_batches", "row_tokens", "valid_every", "checkpoint_every", "keep")
         yield from at_least(self, 1, *names, "log_every", "max_skipped")
         yield from at_least(self, 0, "warmup", "lr", "weight_decay", "clip", "r_drop", "average", "patience", "seed")
-        yield from fractions(self, "smoothing", "word_dropout", "mask_share", "ema")
+        yield from fractions(self, "smoothing", "word_dropout", "bpe_dropout", "mask_share", "ema")
         for name in ("cooldown", "final_lr"):
             if not 0 <= getattr(self, name) <= 1:
                 yield f"{name} ({getattr(self, name)}) must be from 0 to 1"

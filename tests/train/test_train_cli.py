@@ -97,7 +97,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(work):
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 
     done = regard(folder, "train", "--resume", out, preexec_fn=limit)
-    refused(done, "cannot be written", "what was there before is intact: make room and resume")
+    refused(done, "cannot be written", "what was there before is intact: make room and try again")
     assert checkpoint.checkpoints(out)[-1] == earlier
     checkpoint.load(earlier)
     assert not list((out / "state").glob(".*"))

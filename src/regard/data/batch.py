@@ -166,16 +166,19 @@ def joined(column, rows: Ids, *, before: int | None = None, after: int | None = 
     return out, lengths
 
 
-def packed_layout(which: Ids, longest: int, n_positions: int) -> Layout:
+def packed_layout(which: Ids, longest: int, n_positions: int, texts_a_row: float) -> Layout:
     """The layout of rows whose every place belongs to a numbered text. Padding may be longer than any text: it stays
-    within the positions that texts have."""
+    within the positions that texts have. ``texts_a_row`` is what is to be expected."""
     first = np.ones(which.shape, bool)
     first[:, 1:] = which[:, 1:] != which[:, :-1]
     cols = np.arange(which.shape[1])
     positions = cols - np.maximum.accumulate(np.where(first, cols, 0), axis=1)
     begins = np.flatnonzero(first)
-    # As many bounds in nearly every batch, so that nothing changes shape: a power of two, the rest of the texts empty.
-    bounds = np.full(1 + 2 ** int(np.ceil(np.log2(len(begins)))), which.size, np.int32)
+    # As many bounds in every batch, the last texts empty: another shape would be compiled anew. Batches differ by about
+    # the square root of what they hold; one with still more has twice as many bounds.
+    expected = texts_a_row * len(which)
+    room = 8 * int(np.ceil((expected + 8 * np.sqrt(expected)) / 8))
+    bounds = np.full(1 + room * 2 ** max(0, int(np.ceil(np.log2(len(begins) / room)))), which.size, np.int32)
     bounds[: len(begins)] = begins
     return Layout(
         positions=torch.from_numpy(np.minimum(positions, n_positions - 1)),

@@ -11,7 +11,8 @@ Three ways to lay text out:
 - rows of fixed length, cut from the stream of all documents (generate, fill): :mod:`regard.data.stream`
 - rows of fixed length filled with whole pairs (translate, packed): :mod:`regard.data.filled`
 
-Packed texts don't see each other: the layout says where each begins and ends.
+Packed texts don't see each other: the layout says where each begins and ends. Subwords may fall apart anew in every
+epoch: :mod:`regard.data.dropout`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def make_batches(data: DataDir, split: str, train: Train, model: ModelConfig, *,
         raise InputError(f"packed (true): {data.task} has a row a text; leave it out")
     if packed and data.task == "translate" and any(isinstance(tower, Recurrent) for tower in towers):
         raise InputError("packed (true): a recurrent model cannot keep the texts of a row apart; leave it out")
+    if train.bpe_dropout and data.task != "translate":
+        raise InputError(f"bpe_dropout ({train.bpe_dropout}): only for translate, not {data.task}; set it to 0")
     if train.row_tokens is not None and train.row_tokens > train.batch_tokens:
         raise InputError(f"row_tokens ({train.row_tokens}) must be at most batch_tokens ({train.batch_tokens})")
     if streams and not packed:

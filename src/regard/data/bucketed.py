@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 
 from regard.config import InputError
 from regard.data.batch import Batch, Batches, Ids, Size, joined, shuffled_order
+from regard.data.dropout import every_epoch
 from regard.data.store import DataDir
 from regard.nn.masks import Layout
 from regard.recipe import Train
@@ -16,60 +18,66 @@ from regard.recipe import Train
 
 class Bucketed(Batches):
     """A text (or pair) a row. Rows are sorted by length with ties in random order, cut where the token budget is full,
-    and the batches shuffled. Since the sorted lengths are the same in every epoch, so are the cuts, and with them the
-    number of batches."""
+    and the batches shuffled. As long as lengths are the same in every epoch, so are the cuts, and with them the number
+    of batches; where they are not (bpe_dropout), batches over the first epoch's number wait for another epoch, and
+    where there are fewer, some come again."""
 
     def __init__(self, data: DataDir, split: str, train: Train, *, shuffled: bool, n_segments: int = 0):
         super().__init__(data, split, train, shuffled=shuffled)
         self.n_segments = n_segments
-        if data.task == "translate":
-            self.source = self.columns["source"].lengths + 1  # end
-            self.target = self.columns["target"].lengths + 1  # start on the way in, end on the way out
-        else:
-            self.source = self.columns["text"].lengths + 2  # start, end
-            if "second" in self.columns:
-                self.source = self.source + self.columns["second"].lengths + 1
-            self.target = np.ones_like(self.source)
-        self.wanted = self.target
         if data.task == "tag":
             tags = self.columns["tag"]
             so_far = np.concatenate([[0], np.cumsum(np.asarray(tags.ids) >= 0)])
-            self.wanted = so_far[tags.ends] - so_far[tags.ends - tags.lengths]
-        longest = np.maximum(self.source, self.target)
-        self.longest = int(longest.max(initial=0))
+            self.n_tags = so_far[tags.ends] - so_far[tags.ends - tags.lengths]
+        self.longest = max(int(side.max(initial=0)) for side in self._lengths(self.columns))
         if self.longest > train.batch_tokens:
             raise InputError(
                 f"batch_tokens ({train.batch_tokens}) must be at least {self.longest}, the longest example's tokens;"
                 " raise it, or lower data.max_tokens"
             )
-        # Boustrophedon: the source grows over even targets and shrinks over odd ones, so that it never jumps.
-        turn = np.where(self.target % 2 == 0, self.source, self.source.max(initial=0) - self.source)
-        self.key = self.target * (self.source.max(initial=0) + 1) + turn
-        self.cuts = _cuts(longest[np.argsort(self.key, kind="stable")], train.batch_tokens)
+        self.columns_in = every_epoch(self, self.longest - 1)
         self.order = lru_cache(maxsize=2)(self._order)
+        self.n_batches = len(self.order(0)[2])
 
     def __len__(self) -> int:
-        return len(self.cuts) - 1
+        return self.n_batches
 
-    def _order(self, epoch: int) -> tuple[Ids, Ids]:
-        if not self.shuffled:
-            return np.argsort(self.key, kind="stable"), np.arange(len(self))
-        ties = shuffled_order(self.seed, epoch, 0, len(self.key))
-        return ties[np.argsort(self.key[ties], kind="stable")], shuffled_order(self.seed, epoch, 1, len(self))
+    def _lengths(self, columns: dict[str, Any], rows: Ids | slice = slice(None)) -> tuple[Ids, Ids]:
+        """The tokens of each row, those that are read and those that are written, special ones among them."""
+        if self.data.task == "translate":  # end; and start on the way in, end on the way out
+            return columns["source"].lengths[rows] + 1, columns["target"].lengths[rows] + 1
+        source = columns["text"].lengths[rows] + 2  # start, end
+        if "second" in columns:
+            source = source + columns["second"].lengths[rows] + 1
+        return source, np.ones_like(source)
+
+    def _order(self, epoch: int) -> tuple[Ids, Ids, Ids]:
+        """The rows by length, where to cut them into batches, and the order of those."""
+        source, target = self._lengths(self.columns_in(epoch))
+        # Boustrophedon: the source grows over even targets and shrinks over odd ones, so that it never jumps.
+        turn = np.where(target % 2 == 0, source, source.max(initial=0) - source)
+        key = target * (source.max(initial=0) + 1) + turn
+        ties = shuffled_order(self.seed, epoch, 0, len(key)) if self.shuffled else np.arange(len(key))
+        rows = ties[np.argsort(key[ties], kind="stable")]
+        cuts = _cuts(np.maximum(source, target)[rows], self.train.batch_tokens)
+        n = len(cuts) - 1
+        return rows, cuts, shuffled_order(self.seed, epoch, 1, n) if self.shuffled else np.arange(n)
 
     def rows(self, step: int) -> Ids:
         epoch, i = divmod(step, len(self))
-        order, batches = self.order(epoch)
-        return order[self.cuts[batches[i]] : self.cuts[batches[i] + 1]]
+        rows, cuts, batches = self.order(epoch)
+        batch = batches[i % len(batches)]
+        return rows[cuts[batch] : cuts[batch + 1]]
 
     def size(self, step: int) -> Size:
         rows = self.rows(step)
-        sides = (self.source, self.target) if self.data.task == "translate" else (self.source,)
+        source, target = self._lengths(self.columns_in(step // len(self)), rows)
+        sides = (source, target) if self.data.task == "translate" else (source,)
         return Size(
-            wanted=int(self.wanted[rows].sum()),
-            tokens=int(sides[-1][rows].sum()),
-            real=sum(int(side[rows].sum()) for side in sides),
-            padded=sum(int(side[rows].max()) * len(rows) for side in sides),
+            wanted=int((self.n_tags[rows] if self.data.task == "tag" else target).sum()),
+            tokens=int(sides[-1].sum()),
+            real=sum(int(side.sum()) for side in sides),
+            padded=sum(int(side.max()) * len(rows) for side in sides),
         )
 
     def make(self, step: int, rows: Ids) -> Batch:
@@ -97,10 +105,10 @@ class Bucketed(Batches):
         )
 
     def _pairs(self, step: int, rows: Ids) -> Batch:
-        reads, writes = self.source_tokenizer, self.tokenizer
-        source, n_source = joined(self.columns["source"], rows, after=reads.end, pad=reads.pad)
-        target, n_target = joined(self.columns["target"], rows, before=writes.start, pad=writes.pad)
-        wanted, _ = joined(self.columns["target"], rows, after=writes.end, pad=-1)
+        reads, writes, columns = self.source_tokenizer, self.tokenizer, self.columns_in(step // len(self))
+        source, n_source = joined(columns["source"], rows, after=reads.end, pad=reads.pad)
+        target, n_target = joined(columns["target"], rows, before=writes.start, pad=writes.pad)
+        wanted, _ = joined(columns["target"], rows, after=writes.end, pad=-1)
         real = np.arange(source.shape[1]) < n_source[:, None] - 1
         source = self.hidden_words(source, real, step, rows, reads.mask)
         return Batch(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 
 from regard.config import InputError
 from regard.data.batch import Batch, Batches, Ids, Size, joined, packed_layout, shuffled_order
+from regard.data.dropout import every_epoch
 from regard.data.store import DataDir
 from regard.recipe import Train
 
@@ -17,35 +18,41 @@ class Filled(Batches):
     """Rows of fixed length, each filled with whole pairs in random order until one side is full. Every batch has the
     same shape, with next to no padding, and lengths are mixed in it as they are in the data.
 
-    The last token of a row is padding on both sides, so that there is always a text of it that can see itself.
+    Every batch of an epoch and of the next has not only the same shape but, for the kernels, texts of the same longest
+    length: the padding of a row counts as texts of its own, as many on both sides and none longer than a real one. The
+    last few tokens of a row are padding, so that there is enough of it for that.
     """
 
     def __init__(self, data: DataDir, split: str, train: Train, *, length: int):
         super().__init__(data, split, train, shuffled=True)
         self.length = length
-        self.source = self.columns["source"].lengths + 1
-        self.target = self.columns["target"].lengths + 1
-        self.longest = int(np.maximum(self.source, self.target).max(initial=0))
-        if self.longest > length - 1:
+        self.longest = 1 + max(int(self.columns[side].lengths.max(initial=0)) for side in ("source", "target"))
+        self.most = 2 ** int(np.ceil(np.log2(self.longest)))  # tokens of a text, as the kernels are told
+        self.reserve = min(4, -(-length // self.most))
+        if self.longest > length - self.reserve:
             raise InputError(
-                f"row_tokens ({length}) must be above {self.longest}, the longest example's tokens; raise it, or lower"
-                " data.max_tokens"
+                f"row_tokens ({length}) must be at least {self.longest + self.reserve}, the longest example's tokens"
+                f" and {self.reserve} more; raise it, or lower data.max_tokens"
             )
+        self.columns_in = every_epoch(self, self.longest - 1)
         self.order = lru_cache(maxsize=2)(self._order)
-        self.per_batch = max(1, min(train.batch_tokens // length, len(self.order(0)[1])))
-        self.n_batches = -(-len(self.order(0)[1]) // self.per_batch)
+        n_rows = len(self.order(0)[1])
+        self.per_batch = max(1, min(train.batch_tokens // length, n_rows))
+        self.n_batches = -(-n_rows // self.per_batch)
+        self.texts_a_row = 1 + len(self.columns["source"]) / n_rows  # and a row's padding
 
     def __len__(self) -> int:
         return self.n_batches
 
-    def _order(self, epoch: int) -> tuple[Ids, Ids, Ids, int]:
-        """The pairs as they follow one another, where each row of them begins and ends, and the longest text, a row's
-        padding among them."""
-        n = len(self.source)
+    def _order(self, epoch: int) -> tuple[Ids, Ids, Ids, Ids, int]:
+        """The pairs as they follow one another, where each row of them begins and ends, how many texts its padding is,
+        and the longest of those or of the real ones."""
+        columns = self.columns_in(epoch)
+        n = len(columns["source"])
         pairs = shuffled_order(self.seed, epoch, 0, n)
-        source, target = np.cumsum(self.source[pairs]), np.cumsum(self.target[pairs])
+        source, target = (np.cumsum(columns[side].lengths[pairs] + 1) for side in ("source", "target"))
         ends, end = [], 0
-        room = self.length - 1
+        room = self.length - self.reserve
         while end < n:
             used = (source[end - 1], target[end - 1]) if end else (0, 0)
             end = int(
@@ -56,9 +63,10 @@ class Filled(Batches):
         if len(cuts) > 1:
             cuts = cuts[:-1]  # the rest, less than a row, waits for another epoch
         begins = np.concatenate([[0], cuts[:-1]])
-        used = np.minimum(*(np.diff(side[cuts - 1], prepend=0) for side in (source, target)))
-        longest = max(self.longest, self.length - int(used.min()))
-        return pairs, begins, cuts, -(-longest // 64) * 64  # rounded, so that it is the same in nearly every epoch
+        free = [self.length - np.diff(side[cuts - 1], prepend=0) for side in (source, target)]
+        texts = np.minimum(-(-np.maximum(*free) // self.most), np.minimum(*free))
+        longest = max(self.most, int((-(-np.maximum(*free) // texts)).max()))
+        return pairs, begins, cuts, texts, 2 ** int(np.ceil(np.log2(longest)))
 
     def rows(self, step: int) -> Ids:
         """Rows of the epoch; another epoch may have a few more or fewer, so that the last batch takes in the first
@@ -70,7 +78,7 @@ class Filled(Batches):
 
     def _pairs_of(self, step: int, rows: Ids) -> tuple[Ids, Ids]:
         """The pairs in these rows, and which row each is in."""
-        pairs, begins, ends, _ = self.order(step // len(self))
+        pairs, begins, ends, *_ = self.order(step // len(self))
         counts = ends[rows] - begins[rows]
         row = np.repeat(np.arange(len(rows)), counts)
         within = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -79,36 +87,36 @@ class Filled(Batches):
     def size(self, step: int) -> Size:
         rows = self.rows(step)
         pairs, _ = self._pairs_of(step, rows)
-        wanted = int(self.target[pairs].sum())
-        return Size(wanted, wanted, wanted + int(self.source[pairs].sum()), 2 * len(rows) * self.length)
+        columns = self.columns_in(step // len(self))
+        source, wanted = (len(pairs) + int(columns[side].lengths[pairs].sum()) for side in ("source", "target"))
+        return Size(wanted, wanted, wanted + source, 2 * len(rows) * self.length)
 
     def make(self, step: int, rows: Ids) -> Batch:
         pairs, row = self._pairs_of(step, rows)
         reads, writes = self.source_tokenizer, self.tokenizer
-        longest = self.order(step // len(self))[3]
-        source, inside = _filled(
-            self.columns["source"], pairs, row, len(rows), self.length, after=reads.end, pad=reads.pad
-        )
-        target, of_target = _filled(
-            self.columns["target"], pairs, row, len(rows), self.length, before=writes.start, pad=writes.pad
-        )
-        wanted, _ = _filled(self.columns["target"], pairs, row, len(rows), self.length, after=writes.end, pad=-1)
+        epoch = step // len(self)
+        columns, (*_, texts, longest) = self.columns_in(epoch), self.order(epoch)
+        fill = partial(_filled, pairs=pairs, row=row, padding=texts[rows], length=self.length)
+        source, inside = fill(columns["source"], after=reads.end, pad=reads.pad)
+        target, of_target = fill(columns["target"], before=writes.start, pad=writes.pad)
+        wanted, _ = fill(columns["target"], after=writes.end, pad=-1)
         source = self.hidden_words(source, (source != reads.pad) & (source != reads.end), step, rows, reads.mask)
         return Batch(
             torch.from_numpy(source),
-            packed_layout(inside, longest, self.longest),
+            packed_layout(inside, longest, self.longest, self.texts_a_row),
             torch.from_numpy(wanted),
             torch.from_numpy(target),
-            packed_layout(of_target, longest, self.longest),
+            packed_layout(of_target, longest, self.longest, self.texts_a_row),
         )
 
 
-def _filled(column, pairs: Ids, row: Ids, n_rows: int, length: int, *, before=None, after=None, pad: int):
-    """Texts one after the other in their rows; and which text each place belongs to (padding to one of its own).
-
-    Texts are numbered over the batch in order, a row's padding after its last text.
-    """
+def _filled(
+    column, *, pairs: Ids, row: Ids, padding: Ids, length: int, before: int | None = None, after=None, pad: int
+) -> tuple[Ids, Ids]:
+    """Texts one after the other in their rows; and which text each place belongs to. Texts are numbered over the batch
+    in order, after a row's last one the ``padding`` texts that the rest of it is cut into."""
     texts, lengths = joined(column, pairs, before=before, after=after, pad=pad)
+    n_rows = len(padding)
     ends = np.cumsum(lengths)
     first = np.searchsorted(row, np.arange(n_rows))  # each row's first text
     base = np.where(first > 0, ends[first - 1], 0)
@@ -117,7 +125,10 @@ def _filled(column, pairs: Ids, row: Ids, n_rows: int, length: int, *, before=No
     inside = np.arange(texts.shape[1]) < lengths[:, None]
     places = (starts[:, None] + np.arange(texts.shape[1]))[inside]
     flat[places] = texts[inside]
-    which[places] = np.repeat(np.arange(len(pairs)) + row, lengths)
-    last = np.append(first[1:], len(pairs)) + np.arange(n_rows)  # the number of each row's padding
+    before_row = np.cumsum(padding) - padding
+    which[places] = np.repeat(np.arange(len(pairs)) + before_row[row], lengths)
     which = which.reshape(n_rows, length)
-    return flat.reshape(n_rows, length), np.where(which < 0, last[:, None], which)
+    used = (which >= 0).sum(1, keepdims=True)
+    rest = (np.arange(length) - used) * padding[:, None] // (length - used)
+    last = np.append(first[1:], len(pairs)) + before_row  # the number of each row's first padding
+    return flat.reshape(n_rows, length), np.where(which < 0, last[:, None] + rest, which)

@@ -39,6 +39,7 @@ class Stream(Batches):
         # One endless document needs none; but padding is no part of it.
         self.walls = walls and (len(self.sizes) > 1 or not shuffled)
         self.begins = self.text.ends - self.text.lengths
+        self.texts_a_row = 1 + len(self.sizes) / max(self.n_rows, 1)
         self.order = lru_cache(maxsize=2)(self._order)
 
     def __len__(self) -> int:
@@ -101,7 +102,7 @@ class Stream(Batches):
 
     def make(self, step: int, rows: Ids) -> Batch:
         inputs, following, maskable, which, within = self._tokens(step, rows)
-        layout = packed_layout(which, self.length, self.length) if self.walls else Layout()
+        layout = packed_layout(which, self.length, self.length, self.texts_a_row) if self.walls else Layout()
         if self.data.task == "generate":
             inputs = self.hidden_words(inputs, within > 0, step, rows, self.tokenizer.mask)
             return Batch(torch.from_numpy(inputs), layout, torch.from_numpy(following))

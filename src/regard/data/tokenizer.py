@@ -14,6 +14,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -206,10 +207,27 @@ class Tokenizer:
             name = name if "\ufffd" in text else text
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in name.replace(" ", "▁"))
 
-    @property
+    @cached_property
     def byte_ids(self) -> list[int]:
         """The ids of the tokens that stand for one byte each, where there are such."""
         return [id for name in BYTES if (id := self._inner.token_to_id(name)) is not None]
+
+    @cached_property
+    def parents(self) -> np.ndarray:
+        """The two tokens that each token is the merge of, (V, 2); -1 for what is no merge: characters, bytes, special
+        tokens, and all of a tokenizer that does not merge.
+
+        >>> mine = Tokenizer.train(["dog dog"], recipe.Tokenizer(vocab_size=266))
+        >>> [[mine.token(id) for id in pair] for pair in mine.parents.tolist() if pair[0] >= 0]
+        [['▁', 'd'], ['o', 'g']]
+        """
+        model = json.loads(self._inner.to_str())["model"]
+        ids, prefix = model["vocab"], model.get("continuing_subword_prefix") or ""
+        table = np.full((len(self), 2), -1, np.int64)
+        for first, second in reversed(model.get("merges", [])):  # of several ways to a token, the earliest is taken
+            table[ids[first + second.removeprefix(prefix)]] = ids[first], ids[second]
+        table[[*self.byte_ids, *self._inner.get_added_tokens_decoder()]] = -1
+        return table
 
 
 def cut(text: str, size: int) -> Iterator[str]:

@@ -1,1 +1,8 @@
-"""A model in, sequences out."""
+"""A model in, sequences out: beams and draws over one step function, and the jobs that are made of them.
+
+settings.py   how sequences are chosen
+search.py     the search: ``search(model, prompt, memory=...)``
+translate.py  texts in, translations out
+"""
+
+from regard.decode.settings import Decoding as Decoding

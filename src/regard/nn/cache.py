@@ -1,8 +1,12 @@
 """What decoding remembers: keys and values of a fixed size, passed in, never an attribute of a module.
 
-Rows are independent slots. Each has its own ``position`` on the device, so that prompts of different
-lengths stand side by side, beams reorder and a row that has finished is filled again. Nothing here
-changes shape as decoding goes on: one compiled step serves every position.
+Rows are independent. Each has its own ``position`` on the device, so that prompts of different lengths stand side by
+side, rows reorder and one that has finished is filled again. Nothing here changes shape as decoding goes on: one
+compiled step serves every position.
+
+A row may go on in several ways at once, the beams of a search or several samples. They share its memory and its prompt,
+and nothing of theirs is ever copied: each keeps its tokens in its own lane, and ``seen`` says which slots of all lanes
+are its past.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.config import InputError
@@ -33,18 +37,20 @@ def check_rows(rows: Int[Tensor, " B"], position: Int[Tensor, " B"]) -> None:
         check_range("row", rows, n, f"the cache has {n}")
 
 
-def check_batch(batch_size: int, position: Int[Tensor, " B"]) -> None:
-    """Refuse ids that have another number of rows than a cache."""
+def check_batch(batch_size: int, position: Int[Tensor, " B"], t: int, ways: int | None) -> None:
+    """Refuse ids that have another number of rows than a cache, or of ways in which they go on."""
     if batch_size != position.shape[0]:
         raise InputError(f"the cache has {position.shape[0]} rows, the ids have {batch_size}")
+    if ways is not None and t != ways:
+        raise InputError(f"each row of the cache goes on in {ways} ways, the ids have {t} tokens a row")
 
 
 class Cache:
     """A Transformer decoder's memory of its own past and of the encoder's output.
 
     ``k`` and ``v`` hold (layer, row, slot, head, width); ``cross`` the encoder's keys and values, computed
-    once when decoding starts, and ``memory`` where they are real. One slot more than ``max_len`` takes the padding of
-    rows that are full.
+    once when decoding starts, and ``memory`` where they are real. A token at position p in lane n has slot p ``lanes``
+    + n. One slot more than there are takes the padding of rows that are full.
 
     >>> from regard import presets
     >>> from regard.nn import Transformer
@@ -61,6 +67,7 @@ class Cache:
         batch_size: int,
         max_len: int,
         *,
+        lanes: int = 1,
         n_heads: int,
         d_head: int,
         d_value: int,
@@ -69,27 +76,50 @@ class Cache:
         cross: list[KeyValue],
         memory: Layout,
     ):
-        self.max_len = max_len
-        size = (n_layers, batch_size, max_len + 1, n_heads)
+        self.max_len, self.lanes = max_len, lanes
+        size = (n_layers, batch_size, max_len * lanes + 1, n_heads)
         self.k = torch.zeros(*size, d_head, device=device, dtype=dtype)
         self.v = torch.zeros(*size, d_value, device=device, dtype=dtype)
         self.position = torch.zeros(batch_size, dtype=torch.long, device=device)
         self.cross = cross
         self.memory = memory
+        self.seen: Tensor | None = None  # (B, lanes, slots), once the rows have forked
+        self.shown: int | None = None  # positions to look at, where somebody knows better than the device tells
 
     def slots(self, t: int) -> Int[Tensor, "B T"]:
-        """Where the next t tokens of each row stand."""
-        return (self.position[:, None] + torch.arange(t, device=self.position.device)).clamp_max(self.max_len)
+        """Where the next t tokens of each row stand: one after another in the first lane or, forked, side by side."""
+        ahead = torch.arange(t, device=self.position.device)
+        ahead = ahead if self.seen is not None else ahead * self.lanes
+        return (self.position[:, None] * self.lanes + ahead).clamp_max(self.max_len * self.lanes)
 
     def span(self, t: int) -> int:
         """How many slots a step of t tokens has to look at: all, in a compiled graph or where asking would wait for a
         device; else as many as are in use."""
+        if self.shown is not None:
+            return self.shown * self.lanes
         if torch.compiler.is_compiling() or self.position.device.type != "cpu":
             return self.k.shape[2]
-        return min(self._used() + t, self.k.shape[2])
+        return min((self._used() + (t if self.seen is None else 1)) * self.lanes, self.k.shape[2])
 
     def _used(self) -> int:
         return int(self.position.max()) if self.position.numel() else 0
+
+    def follow(self, parents: Int[Tensor, "B N"]) -> None:
+        """Way n of each row goes on from what was its way parents[n]; the first time, all from what the row holds."""
+        if self.seen is None:
+            places = torch.arange(self.max_len * self.lanes + 1, device=self.position.device)
+            prompt = (places % self.lanes == 0) & (places < self.position[:, None] * self.lanes)
+            self.seen = prompt[:, None].repeat(1, self.lanes, 1)
+        else:
+            self.seen = self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[2]))
+
+    def visible(self, slots: Int[Tensor, "B T"], span: int) -> Bool[Tensor, "rows queries S"] | None:
+        """Which slots a step may look at, its own included, beside those that come after; None where all."""
+        if self.seen is None:
+            lane = torch.arange(span, device=slots.device) % self.lanes == 0
+            return None if self.lanes == 1 else lane[None, None]
+        self.seen.scatter_(2, slots[..., None], True)
+        return self.seen[:, :, :span]
 
     def write(self, layer: int, new: KeyValue, slots: Int[Tensor, "B T"] | None, span: int) -> KeyValue:
         """Put new keys and values (not their gradients) at their slots; return the layer's first ``span``."""
@@ -105,7 +135,9 @@ class Cache:
 
     def check(self, batch_size: int, t: int, lengths: Int[Tensor, " B"] | None) -> None:
         """Refuse what does not fit. The position is only read where that costs no device wait."""
-        check_batch(batch_size, self.position)
+        check_batch(batch_size, self.position, t, None if self.seen is None else self.lanes)
+        if self.seen is not None:
+            t, lengths = 1, None
         if self.position.device.type != "cpu" or not batch_size:
             return
         needed = int((self.position + (t if lengths is None else lengths)).max())
@@ -121,6 +153,8 @@ class Cache:
         Beams that stay with their source need not move its keys: ``cross=False``.
         """
         check_rows(rows, self.position)
+        if self.seen is not None:
+            raise InputError("the rows of this cache have forked; their ways move with follow")
         used = self.span(0)
         for held in (*self.k[:, :, :used], *self.v[:, :, :used]):  # a layer at a time: a small copy
             held.copy_(held.index_select(0, rows))
@@ -129,6 +163,14 @@ class Cache:
             memory = (self.memory.lengths, self.memory.starts)
             for held in (*(t for layer in self.cross for t in layer), *(t for t in memory if t is not None)):
                 held.copy_(held.index_select(0, rows))
+
+    def keep(self, rows: Int[Tensor, " N"]) -> None:
+        """Go on with some rows only."""
+        self.k, self.v, self.position = self.k[:, rows], self.v[:, rows], self.position[rows]
+        self.cross = [KeyValue(layer.k[rows], layer.v[rows]) for layer in self.cross]
+        lengths, starts = (None if t is None else t[rows] for t in (self.memory.lengths, self.memory.starts))
+        self.memory = Layout(lengths=lengths, starts=starts)
+        self.seen = None if self.seen is None else self.seen[rows]
 
     def reset(self, rows: Int[Tensor, " N"]) -> None:
         """Empty some rows, to be filled anew by the next decode. The encoder's keys stay as they are."""

@@ -140,7 +140,8 @@ class Texts(NamedTuple):
 class Mask(NamedTuple):
     """Who may attend: a query at slot i to a key at slot j, if every part that is given agrees.
 
-    ``slots`` places the queries among the keys (a cache moves them); by default query t stands at slot t.
+    ``slots`` places the queries among the keys (a cache moves them); by default query t stands at slot t. Where a cache
+    has ``lanes``, ``seen`` says which slots belong to a query's past.
     ``slopes`` is ALiBi's: a penalty on distance rather than a ban. ``texts`` say the same as the documents.
     """
 
@@ -153,6 +154,8 @@ class Mask(NamedTuple):
     key_documents: Tensor | None = None  # (B, S)
     texts: Texts | None = None
     slots: Tensor | None = None  # (B, T)
+    lanes: int = 1  # so many slots stand side by side at each position
+    seen: Tensor | None = None  # (B | 1, T | 1, S) slots of a cache, a query's own among them
     allowed: Tensor | None = None  # (B | 1, H | 1, T, S)
     slopes: Tensor | None = None  # (H,)
 
@@ -183,6 +186,8 @@ def self_mask(
     causal: bool,
     slopes: Tensor | None = None,
     slots: Tensor | None = None,
+    lanes: int = 1,
+    seen: Tensor | None = None,
 ) -> Mask:
     """The mask of a sequence that attends to itself."""
     starts, ends = _key_span(layout)
@@ -197,6 +202,8 @@ def self_mask(
         key_documents=layout.documents,
         texts=_texts(layout, layout),
         slots=slots,
+        lanes=lanes,
+        seen=seen,
         allowed=layout.allowed,
         slopes=slopes,
     )
@@ -255,6 +262,8 @@ def allowed(mask: Mask, t: int, s: int, device: torch.device | None = None) -> B
         parts.append(keys < mask.ends[:, None, None, None])
     if mask.query_documents is not None and mask.key_documents is not None:
         parts.append(mask.query_documents[:, None, :, None] == mask.key_documents[:, None, None, :])
+    if mask.seen is not None:
+        parts.append(mask.seen[:, None])
     if mask.allowed is not None:
         parts.append(_four_axes(mask.allowed))
     if not parts:
@@ -299,6 +308,8 @@ def _alibi(mask: Mask, t: int, s: int, device: torch.device, dtype: torch.dtype)
 def _apart(mask: Mask, t: int, keys: Int[Tensor, " S"]) -> Int[Tensor, "B 1 T S"]:
     """How far each key stands behind each query; negative ahead of it."""
     queries = torch.arange(t, device=keys.device)[None] if mask.slots is None else mask.slots  # (B | 1, T)
+    if mask.lanes > 1:
+        queries, keys = queries // mask.lanes, keys // mask.lanes
     return queries[:, None, :, None] - keys
 
 

@@ -31,12 +31,33 @@ warnings.filterwarnings("ignore", message="RNN module weights are not part of si
 class RecurrentCache:
     """A recurrent decoder's whole past: one state a layer, and the memory it attends to."""
 
-    def __init__(self, state: list[Tensor], cells: list[Tensor], cross: KeyValue | None, mask: Lowered):
-        self.state, self.cells, self.cross, self.mask = state, cells, cross, mask
+    def __init__(self, state: list[Tensor], cells: list[Tensor], cross: KeyValue | None, mask: Lowered, lanes: int):
+        self.state, self.cells, self.cross, self.mask, self.lanes = state, cells, cross, mask, lanes
         self.position = torch.zeros(state[0].shape[0], dtype=torch.long, device=state[0].device)
+        self.forked = False  # then there is a state for each way in which a row goes on, row by row
 
     def check(self, batch_size: int, t: int, lengths: Int[Tensor, " B"] | None) -> None:
-        check_batch(batch_size, self.position)
+        check_batch(batch_size, self.position, t, self.lanes if self.forked else None)
+
+    def follow(self, parents: Int[Tensor, "B N"]) -> None:
+        """Way n of each row goes on from what was its way parents[n]; the first time, all from the row's state."""
+        first = torch.arange(parents.shape[0], device=parents.device)[:, None]
+        rows = (first * self.lanes + parents if self.forked else first.expand_as(parents)).flatten()
+        self.state = [held.index_select(0, rows) for held in self.state]
+        self.cells = [held.index_select(0, rows) for held in self.cells]
+        self.forked = True
+
+    def keep(self, rows: Int[Tensor, " N"]) -> None:
+        """Go on with some rows only."""
+        ways = rows
+        if self.forked:
+            ways = (rows[:, None] * self.lanes + torch.arange(self.lanes, device=rows.device)).flatten()
+        self.state, self.cells = [held[ways] for held in self.state], [held[ways] for held in self.cells]
+        self.position = self.position[rows]
+        if self.cross is not None:
+            self.cross = KeyValue(self.cross.k[rows], self.cross.v[rows])
+            bias, alive = (None if m is None else m[rows] for m in (self.mask.bias, self.mask.alive))
+            self.mask = self.mask._replace(bias=bias, alive=alive)
 
     def move(self, state: list[Tensor], cells: list[Tensor], by: int | Tensor) -> None:
         """Take the new state, in place: a compiled step keeps its addresses. Values are remembered, not gradients."""
@@ -47,6 +68,8 @@ class RecurrentCache:
     def reorder(self, rows: Int[Tensor, " B"], *, cross: bool = True) -> None:
         """Row i becomes what row rows[i] was; with ``cross=False`` the memory it attends to stays."""
         check_rows(rows, self.position)
+        if self.forked:
+            raise InputError("the rows of this cache have forked; their ways move with follow")
         held = [*self.state, *self.cells, self.position]
         if cross and self.cross is not None:
             held += [*self.cross, *(m for m in (self.mask.bias, self.mask.alive) if m is not None)]
@@ -145,7 +168,9 @@ class RecurrentTower(nn.Module):
             if getattr(layout, name) is not None:
                 raise InputError(f"{name}: not for recurrent models; give lengths and starts")
 
-    def start(self, batch_size: int, max_len: int, memory: Encoded | None, dtype: torch.dtype) -> RecurrentCache:
+    def start(
+        self, batch_size: int, max_len: int, memory: Encoded | None, dtype: torch.dtype, lanes: int = 1
+    ) -> RecurrentCache:
         """The state before the first token. A state has no length: ``max_len`` is for Transformers."""
         config = self.config
         device = next(self.parameters()).device
@@ -165,6 +190,7 @@ class RecurrentTower(nn.Module):
             list(cells.unbind()) if config.cell == "lstm" else [],
             cross,
             mask,
+            lanes,
         )
 
     def forward(
@@ -182,6 +208,10 @@ class RecurrentTower(nn.Module):
         table = self.embed if embed is None else embed
         assert table is not None, "a tower without a table of its own is given one"
         x = F.dropout(table(ids, segments), self.config.embed_dropout, self.training)
+        if cache is not None and cache.forked:
+            out, state, cells, _ = self._step(x.flatten(0, 1), cache.state, cache.cells, cache, False)
+            cache.move(state, cells, 1)
+            return out.unflatten(0, ids.shape), {}
         if cache is not None:
             out, state, cells, attended = self._steps(x, cache, layout.lengths, capture)
             cache.move(state, cells, x.shape[1] if layout.lengths is None else layout.lengths)
@@ -266,8 +296,10 @@ class RecurrentTower(nn.Module):
     ) -> tuple[Tensor, list[Tensor], list[Tensor], Attended | None]:
         if self.attn is not None and self.readout is not None:
             # s_i = f(s_{i-1}, y_{i-1}, c_i): the previous state asks, then moves on with the answer.
-            context, attended = self.attn(state[0][:, None], cache.cross, mask=cache.mask, capture=capture)
-            context = context[:, 0]
+            # The ways in which a row goes on ask the same memory, as a row of queries.
+            asks = state[0].unflatten(0, (-1, cache.lanes if cache.forked else 1))
+            context, attended = self.attn(asks, cache.cross, mask=cache.mask, capture=capture)
+            context = context.flatten(0, 1)
             moved, _ = cast(Cell, self.forwards[0]).step(torch.cat([x, context], dim=-1), state[0], None)
             out = F.dropout(moved, self.config.dropout, self.training)
             return torch.tanh(self.readout(torch.cat([out, context, x], dim=-1))), [moved], [], attended

@@ -64,8 +64,8 @@ class Tower(nn.Module):
                 f"{t} tokens are more than the {limit} positions of this model; shorten the input or raise max_len"
             )
 
-    def start(self, batch_size: int, max_len: int, memory: Encoded | None, dtype: torch.dtype) -> Cache:
-        """An empty cache of max_len slots a row, with the memory's keys and values already in it."""
+    def start(self, batch_size: int, max_len: int, memory: Encoded | None, dtype: torch.dtype, lanes: int) -> Cache:
+        """An empty cache of max_len tokens a row and lane, with the memory's keys and values already in it."""
         config = self.config
         limit = config.position_limit
         if limit is not None and max_len > limit:
@@ -80,6 +80,7 @@ class Tower(nn.Module):
             config.n_layers,
             batch_size,
             max_len,
+            lanes=lanes,
             n_heads=config.n_kv_heads or config.n_heads,
             d_head=d_head,
             d_value=d_value,
@@ -107,9 +108,10 @@ class Tower(nn.Module):
         assert table is not None, "a tower without a table of its own is given one"
         x = table(inputs, segments)
         slots = None if cache is None else cache.slots(x.shape[1])
-        positions = (
-            layout.position_ids(x.shape[1], x.device) if slots is None or layout.positions is not None else slots
-        )
+        if cache is None or slots is None or layout.positions is not None:
+            positions = layout.position_ids(x.shape[1], x.device)
+        else:
+            positions = slots // cache.lanes if cache.lanes > 1 else slots
         if self.positions is not None:
             where = self.positions(positions).to(x.dtype)
             if config.positions.join == "add":
@@ -126,7 +128,10 @@ class Tower(nn.Module):
         slopes = None if self.alibi is None else self.alibi.slopes
         if cache is not None:
             # The cache knows what is real; beside that only a prefix counts.
-            mask = self_mask(Layout(prefix=layout.prefix), causal=config.causal, slopes=slopes, slots=slots)
+            assert slots is not None
+            seen = cache.visible(slots, cache.span(x.shape[1]))
+            places = {"slots": slots, "lanes": cache.lanes, "seen": seen}
+            mask = self_mask(Layout(prefix=layout.prefix), causal=config.causal, slopes=slopes, **places)
             memory_mask = cross_mask(cache.memory)
         else:
             mask = self_mask(layout, causal=config.causal, slopes=slopes)
@@ -142,7 +147,8 @@ class Tower(nn.Module):
             collect=collect,
         )
         if cache is not None:
-            cache.advance(x.shape[1] if layout.lengths is None else layout.lengths)
+            by = x.shape[1] if layout.lengths is None else layout.lengths
+            cache.advance(by if cache.seen is None else 1)
         return out
 
 
@@ -271,10 +277,11 @@ class Transformer(nn.Module):
         *,
         batch_size: int | None = None,
         max_len: int,
+        lanes: int = 1,
         dtype: torch.dtype | None = None,
     ) -> Cache | RecurrentCache:
         """A cache to decode from: its rows are the memory's, or ``batch_size`` of them; in the model's own dtype, or
-        in that of autocast, or as told."""
+        in that of autocast, or as told. In ``lanes`` ways each row can go on at once, after ``cache.follow``."""
         if self.decoder is None:
             raise InputError("this model has no decoder, and so no cache")
         if memory is None and (self.encoder is not None or batch_size is None):
@@ -285,7 +292,9 @@ class Transformer(nn.Module):
         if not isinstance(rows, int) or rows < 1 or not isinstance(max_len, int) or max_len < 1:
             raise InputError(f"a cache of {rows} rows and {max_len} tokens must have at least one of each")
         table = self._decoder_embed().weight
-        return self.decoder.start(rows, max_len, memory, dtype or autocast_dtype(table) or table.dtype)
+        if not isinstance(lanes, int) or lanes < 1:
+            raise InputError(f"lanes ({lanes!r}) must be at least 1")
+        return self.decoder.start(rows, max_len, memory, dtype or autocast_dtype(table) or table.dtype, lanes)
 
     def logits(self, hidden: Float[Tensor, "B T C"], layout: Layout | Tensor | None = None) -> Tensor:
         """The head over a tower's output: (B, T, V), (B, T, L), (B, L), or (B, T, 2, V) for a bidirectional

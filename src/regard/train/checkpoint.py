@@ -7,9 +7,7 @@ so resumes on any number.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,8 +17,9 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from regard.config import InputError, RegardError
+from regard.config import InputError
 from regard.data.store import sha256
+from regard.files import flush, told
 
 LARGEST_FILE = 2 * 2**30  # bytes; what is held beside the model while a file is written
 
@@ -28,7 +27,7 @@ LARGEST_FILE = 2 * 2**30  # bytes; what is held beside the model while a file is
 def save(run: Path, step: int, tensors: Iterable[tuple[str, str, Tensor]], facts: dict[str, Any]) -> Path:
     """Write the checkpoint of a step: ``tensors`` are (file, name, value), in the order of their files."""
     folder = _folder(run, step)
-    with _told(folder):
+    with told(folder):
         return _save(folder, tensors, facts)
 
 
@@ -40,14 +39,14 @@ def _save(folder: Path, tensors: Iterable[tuple[str, str, Tensor]], facts: dict[
     for number, (name, group) in enumerate(_groups(tensors)):
         path = draft / f"{name}-{number:05}.safetensors"
         safetensors.torch.save_file(group, path)
-        _flush(path)
+        flush(path)
         files[path.name] = {"sha256": sha256(path), "bytes": path.stat().st_size}
     (draft / "state.json").write_text(json.dumps({**facts, "files": files}, indent=2), encoding="utf-8")
-    _flush(draft / "state.json")
+    flush(draft / "state.json")
     if folder.exists():
         discard(folder)
     draft.rename(folder)
-    _flush(folder.parent)
+    flush(folder.parent)
     return folder
 
 
@@ -68,9 +67,9 @@ def load(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """A checkpoint's facts, and its tensors as ``[file][name]``; every tensor is checked against its file's hash."""
     facts = read_facts(folder)
     tensors: dict[str, dict[str, Tensor]] = {}
-    for name, told in facts["files"].items():
+    for name, known in facts["files"].items():
         path = folder / name
-        if not path.is_file() or path.stat().st_size != told["bytes"] or sha256(path) != told["sha256"]:
+        if not path.is_file() or path.stat().st_size != known["bytes"] or sha256(path) != known["sha256"]:
             raise _altered(path, folder)
         kind = name.rpartition("-")[0]
         tensors.setdefault(kind, {}).update(safetensors.torch.load_file(path))
@@ -122,52 +121,5 @@ def discard(folder: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """A safetensors file that is there whole or not at all."""
-    with drafted(path) as draft:
-        safetensors.torch.save_file({n: w.detach().cpu().contiguous() for n, w in weights.items()}, draft)
-
-
-def write_text(path: Path, text: str) -> None:
-    """A text file that is there whole or not at all."""
-    with drafted(path) as draft:
-        draft.write_text(text, encoding="utf-8")
-
-
-@contextlib.contextmanager
-def drafted(path: Path) -> Iterator[Path]:
-    """Another name to write a file under; it gets its own when all of it is on the disk."""
-    draft = path.with_name(f".{path.name}")
-    with _told(path):
-        yield draft
-        _flush(draft)
-        draft.rename(path)
-
-
-@contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """What goes wrong while writing, in one line; a half-written draft is removed."""
-    try:
-        yield
-    except (OSError, safetensors.SafetensorError) as error:
-        draft = path.with_name(f".{path.name}")
-        shutil.rmtree(draft, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise RegardError(
-            f"{path}: cannot be written ({reason}); what was there before is intact: make room and resume"
-        ) from None
-
-
 def _folder(run: Path, step: int) -> Path:
     return run / "state" / f"step-{step:09}"
-
-
-def _flush(path: Path) -> None:
-    """Wait until the disk has it."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

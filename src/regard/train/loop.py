@@ -37,6 +37,7 @@ from regard.train.memory import keep_freed_memory
 from regard.train.optim import Optimizer, learning_rate
 from regard.train.run import Run
 from regard.train.watch import Watch
+from regard.weights import write_weights
 
 
 class Stopped(Exception):
@@ -276,7 +277,7 @@ class Trainer:
             return
         path = self.run.path / f"not-finite-step-{self.number}-of-process-{self.world.rank}.safetensors"
         tensors = {f"{i}.{n}": t for i, part in enumerate(self.update.parts) for n, t in part.tensors().items()}
-        checkpoint.write_weights(path, tensors)
+        write_weights(path, tensors)
         raise RegardError(
             f"step {self.number}: the loss or its gradient was not finite {in_a_row} times in a row; the batch is in"
             f" {path}, the last checkpoint is intact; begin a new run with less than train.lr ({self.train.lr}) or"
@@ -384,7 +385,7 @@ class Trainer:
     def _export(self, weights: dict[str, Tensor]) -> None:
         whole = {name: gathered(w, self.parameters[name]) for name, w in weights.items()}
         if self.world.first:
-            checkpoint.write_weights(self.run.weights, whole)
+            write_weights(self.run.weights, whole)
 
     def _tensors(self) -> Iterator[tuple[str, str, Tensor]]:
         """Everything of this run that is a tensor, whole: (file, name, value). Every process must ask for all of it."""

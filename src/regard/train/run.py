@@ -18,6 +18,7 @@ from typing import Any
 
 from regard.config import InputError, ModelConfig
 from regard.data.store import DataDir, sha256
+from regard.files import write_text
 from regard.recipe import Recipe
 from regard.schema import from_dict
 from regard.train import checkpoint
@@ -56,7 +57,7 @@ class Run:
             if (data.path / file).exists():
                 shutil.copyfile(data.path / file, draft / file)
         if data.labels:
-            checkpoint.write_text(draft / "labels.json", json.dumps(data.labels, ensure_ascii=False))
+            write_text(draft / "labels.json", json.dumps(data.labels, ensure_ascii=False))
         (draft / self.metrics.name).touch()
         config = {
             "format": FORMAT,
@@ -65,7 +66,7 @@ class Run:
             "recipe": recipe.to_dict(),
             "data": {"path": str(data.path.resolve()), "hash": data_hash(data)},
         }
-        checkpoint.write_text(draft / "config.json", json.dumps(config, indent=2, ensure_ascii=False))
+        write_text(draft / "config.json", json.dumps(config, indent=2, ensure_ascii=False))
         draft.rename(self.path)
 
     def config(self) -> dict[str, Any]:
@@ -106,7 +107,7 @@ class Run:
     def cut_metrics(self, step: int) -> None:
         """Forget what came after a step, a half-written line and what ends a run included."""
         kept = [json.dumps(line) for line in self.lines() if line["step"] <= step and line["kind"] != "average"]
-        checkpoint.write_text(self.metrics, "".join(f"{line}\n" for line in kept))
+        write_text(self.metrics, "".join(f"{line}\n" for line in kept))
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Every line of metrics.jsonl that is whole."""

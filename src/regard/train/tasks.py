@@ -80,8 +80,9 @@ def r_drop_loss(model: Transformer, batch: Batch, smoothing: float, weight: floa
     passes = [_logits(model, batch).flatten(0, -2).float() for _ in range(2)]
     wanted = batch.wanted.flatten()
     losses = [_cross_entropy(logits, wanted, smoothing) for logits in passes]
-    a, b = (logits[wanted >= 0].log_softmax(-1) for logits in passes)
-    apart = F.kl_div(a, b, log_target=True, reduction="sum") + F.kl_div(b, a, log_target=True, reduction="sum")
+    a, b = (logits.log_softmax(-1) for logits in passes)
+    # KL(a, b) + KL(b, a), as one product.
+    apart = torch.where(wanted >= 0, ((a.exp() - b.exp()) * (a - b)).sum(-1), 0).sum()
     return (losses[0][0] + losses[1][0] + weight * apart / 2) / 2, losses[0][1]
 
 

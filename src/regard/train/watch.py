@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.data.batches import padding
-from regard.train.checkpoint import drafted
+from regard.files import drafted
 
 if TYPE_CHECKING:
     from regard.train.loop import Trainer

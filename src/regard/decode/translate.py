@@ -1,0 +1,264 @@
+"""Texts in, translations out: sentences of like length together, each text put back as it was.
+
+A text is split into sentences, and a sentence that is longer than any the model was trained on into parts; line ends
+and what stands between sentences stay. What has nothing to translate (no letter or digit, or mostly characters the
+model has never seen) is copied, as a translator would.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.config import InputError
+from regard.data.tokenizer import Tokenizer
+from regard.decode.search import Found, search
+from regard.decode.settings import Decoding
+from regard.nn.outputs import Encoded
+
+if TYPE_CHECKING:
+    from regard.model import Model
+
+BATCH_TOKENS = {"cpu": 2_048, "cuda": 32_768}  # tokens read, times the ways in which a sentence goes on
+READ_AHEAD = 1_024  # lines that are sorted by length together
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A text in the other language.
+
+    ``logprob`` is the logarithm of its probability, ``score`` what it was ranked by; of several sentences, the sums.
+    ``alignment`` pairs words of the source with words of this text, both counted from 0. ``others`` are the next best.
+    """
+
+    text: str
+    score: float = 0.0
+    logprob: float = 0.0
+    tokens: tuple[str, ...] = ()
+    alignment: tuple[tuple[int, int], ...] | None = None
+    others: tuple[Translation, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        plain: dict[str, Any] = {
+            "text": self.text,
+            "score": self.score,
+            "logprob": self.logprob,
+            "tokens": list(self.tokens),
+        }
+        if self.alignment is not None:
+            plain["alignment"] = [list(pair) for pair in self.alignment]
+        if self.others:
+            plain["others"] = [other.to_dict() for other in self.others]
+        return plain
+
+
+def translate(
+    model: Model,
+    texts: Sequence[str],
+    *,
+    align: bool = False,
+    whole: bool = False,
+    batch_tokens: int | None = None,
+    **options: Any,
+) -> list[Translation]:
+    """Translate each text; see :meth:`regard.Model.translate`.
+
+    ``whole`` texts are not split into sentences, unless they are too long: the lines of a test set are as they are.
+    """
+    model.check_task("translate")
+    how = Decoding(**options).validate()
+    given = [_Text(model, text, whole) for text in texts]
+    units = [unit for text in given for unit in text.units]
+    for i, unit in enumerate(units):
+        unit.request = i
+    ways = how.ways
+    budget = batch_tokens or BATCH_TOKENS[model.device.type]
+    for batch in batches([unit for unit in units if unit.ids], budget // ways):
+        memory = _encode(model, batch)
+        _search(model, batch, memory, how)
+        if align:
+            _align(model, batch, memory)
+    return [text.translation(how.n_best, align) for text in given]
+
+
+def stream(model: Model, lines: Iterable[str], **options: Any) -> Iterator[tuple[str, Translation]]:
+    """Each line with its translation, as they come, in their order.
+
+    What has arrived is translated together: a fast writer's lines by the thousand, a slow one's each at once."""
+    arrived: queue.Queue[str | BaseException | None] = queue.Queue(READ_AHEAD)
+
+    def read() -> None:
+        try:
+            for line in lines:
+                arrived.put(line)
+            arrived.put(None)
+        except BaseException as error:
+            arrived.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    more = True
+    while more:
+        batch = [arrived.get()]
+        while not arrived.empty() and isinstance(batch[-1], str) and len(batch) < READ_AHEAD:
+            batch.append(arrived.get())
+        last = batch[-1]
+        if not isinstance(last, str):
+            batch.pop()
+            more = False
+        texts = [line for line in batch if isinstance(line, str)]
+        yield from zip(texts, translate(model, texts, **options), strict=True)
+        if isinstance(last, BaseException):
+            raise last
+
+
+# ---------------------------------------------------------------------------------------
+# Texts and their sentences
+
+
+class _Unit:
+    """A sentence, or a part of one: what the model translates at once. Without ids it is copied."""
+
+    def __init__(self, text: str, ids: list[int]):
+        self.text, self.ids, self.request = text, ids, 0
+        self.found: list[Found] = []
+        self.alignments: list[tuple[tuple[int, int], ...]] = []
+
+
+class _Text:
+    """A text as units and what stands between them."""
+
+    def __init__(self, model: Model, text: str, whole: bool):
+        from regard.data.sentences import shorten, split
+
+        self.model = model
+        self.parts: list[_Unit | str] = []
+        encode, longest = model.source_tokenizer.encode, model.longest - 1
+        for sentence, after in [(text, "")] if whole else split(text):
+            ids = encode(sentence)
+            if len(ids) <= longest:
+                self.parts.append(self._unit(sentence, ids))
+            else:
+                for part, between in shorten(sentence, longest, lambda t: len(encode(t))):
+                    self.parts += [self._unit(part, encode(part)), between]
+            self.parts.append(after)
+
+    def _unit(self, text: str, ids: list[int]) -> _Unit:
+        strange = self.model.source_tokenizer.byte_ids
+        known = any(map(str.isalnum, text)) and 2 * sum(id in strange for id in ids) <= len(ids)
+        return _Unit(text, ids if known else [])
+
+    @property
+    def units(self) -> list[_Unit]:
+        return [part for part in self.parts if isinstance(part, _Unit)]
+
+    def translation(self, n_best: int, align: bool) -> Translation:
+        """The best of every sentence together; the next best of every sentence; and so on."""
+        first, *others = (self._nth(n, align) for n in range(n_best))
+        return dataclasses.replace(first, others=tuple(others))
+
+    def _nth(self, n: int, align: bool) -> Translation:
+        model = self.model
+        text, score, logprob, tokens, words, pairs = "", 0.0, 0.0, [], 0, []
+        for part in self.parts:
+            if isinstance(part, str):
+                text += part
+                continue
+            here = len(text.split())
+            if part.found:
+                found = part.found[min(n, len(part.found) - 1)]
+                score, logprob = score + found.score, logprob + found.logprob
+                tokens += [model.tokenizer.token(id) for id in found.ids]
+                text += model.tokenizer.decode(found.ids)
+                if align:
+                    alignment = part.alignments[min(n, len(part.found) - 1)]
+                    pairs += [(words + i, here + j) for i, j in alignment]
+            else:
+                text += part.text
+                pairs += [(words + i, here + i) for i in range(len(part.text.split()))]
+            words += len(part.text.split())
+        return Translation(text, score, logprob, tuple(tokens), tuple(pairs) if align else None)
+
+
+def batches(units: Sequence[_Unit], budget: int) -> Iterator[list[_Unit]]:
+    """Units of like length together, the longest first, as many as the budget of tokens takes."""
+    ordered = sorted(units, key=lambda unit: -len(unit.ids))
+    while ordered:
+        n = max(1, budget // (len(ordered[0].ids) + 1))
+        yield ordered[:n]
+        ordered = ordered[n:]
+
+
+# ---------------------------------------------------------------------------------------
+# What the model does
+
+
+def _encode(model: Model, batch: list[_Unit]) -> Encoded:
+    reads = model.source_tokenizer
+    rows = [torch.tensor([*unit.ids, reads.end]) for unit in batch]
+    source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=reads.pad)
+    lengths = torch.tensor([len(row) for row in rows])
+    with torch.inference_mode():
+        return model.net.encode(source.to(model.device), lengths.to(model.device))
+
+
+def _search(model: Model, batch: list[_Unit], memory: Encoded, how: Decoding) -> None:
+    writes = model.tokenizer
+    room = getattr(model.config.decoder, "position_limit", None)
+    limits = [how.max_length or 2 * len(unit.ids) + 16 for unit in batch]
+    found = search(
+        model.net,
+        torch.full((len(batch), 1), writes.start, device=model.device),
+        memory=memory,
+        end=writes.end,
+        limits=[min(n, room - 1) for n in limits] if room else limits,
+        how=how,
+        never=[writes.pad, writes.start, writes.mask],
+        requests=[unit.request for unit in batch],
+    )
+    for unit, sequences in zip(batch, found, strict=True):
+        unit.found = sequences
+
+
+def _align(model: Model, batch: list[_Unit], memory: Encoded) -> None:
+    """The source word that each word of a translation attends to most, over the heads of the last layer but one."""
+    layers = [name for name in model.net.attention_layers()["decoder"] if name.endswith(".cross")]
+    if not layers:
+        raise InputError("align: this model has no cross-attention to tell from")
+    layer, writes = layers[max(0, len(layers) - 2)], model.tokenizer
+    for n in range(max(len(unit.found) for unit in batch)):
+        chosen = [unit.found[min(n, len(unit.found) - 1)].ids for unit in batch]
+        rows = [torch.tensor([writes.start, *ids]) for ids in chosen]
+        target = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=writes.pad).to(model.device)
+        with torch.inference_mode():
+            attended = model.net.decode(target, memory, capture=[layer]).attended[layer]
+            weights = attended.weights().mean(1).float().cpu()  # (B, T, S)
+        for unit, ids, shares in zip(batch, chosen, weights, strict=True):
+            reads, of_source = model.source_tokenizer, shares[: len(ids), : len(unit.ids)]
+            unit.alignments.append(aligned(of_source, words_of(reads, unit.ids), words_of(writes, ids)))
+
+
+def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """Which word of the text each token belongs to."""
+    return [max(0, len(tokenizer.decode(ids[: i + 1]).split()) - 1) for i in range(len(ids))]
+
+
+def aligned(weights: Float[Tensor, "T S"], source: Sequence[int], target: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """For each word of the target the word of the source with the largest share, from weights between tokens.
+
+    >>> aligned(torch.tensor([[0.1, 0.2, 0.7], [0.8, 0.1, 0.1]]), [0, 0, 1], [0, 1])
+    ((1, 0), (0, 1))
+    """
+    if not source or not target:
+        return ()
+    by_word = torch.zeros(len(target), max(source) + 1).index_add_(1, torch.tensor(source), weights)
+    by_words = torch.zeros(max(target) + 1, max(source) + 1).index_add_(0, torch.tensor(target), by_word)
+    return tuple((int(i), j) for j, i in enumerate(by_words.argmax(1)))

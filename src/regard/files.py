@@ -1,0 +1,61 @@
+"""Files that are there whole or not at all: written under another name, and renamed when the disk has them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from regard.schema import RegardError
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text file.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "a.txt")
+    >>> write_text(path, "A dog runs.")
+    >>> path.read_text()
+    'A dog runs.'
+    """
+    with drafted(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """Another name to write a file or a folder under; it gets its own when all of it is on the disk."""
+    draft = path.with_name(f".{path.name}")
+    with told(path):
+        yield draft
+        flush(draft)
+        draft.rename(path)
+
+
+@contextlib.contextmanager
+def told(path: Path) -> Iterator[None]:
+    """What goes wrong while writing, in one line; a half-written draft is removed, whatever happens."""
+    draft = path.with_name(f".{path.name}")
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RegardError(
+            f"{path}: cannot be written ({reason}); what was there before is intact: make room and try again"
+        ) from None
+
+
+def flush(path: Path) -> None:
+    """Wait until the disk has it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
