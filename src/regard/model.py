@@ -43,10 +43,12 @@ class Model:
         longest: int = 256,
         path: Path | None = None,
     ):
-        self.net = net.eval().requires_grad_(False)
+        self.net = net.eval()
         self.task, self.tokenizer = task, tokenizer
         self.source_tokenizer = source_tokenizer or tokenizer
-        self.longest = longest  # tokens of the longest text it was trained on
+        towers = (net.config.encoder, net.config.decoder)
+        limits = [limit for tower in towers if (limit := getattr(tower, "position_limit", None)) is not None]
+        self.longest = min([longest, *limits])  # tokens of the longest text it was trained on, and has positions for
         self.path = path
 
     @property
@@ -111,7 +113,7 @@ def load(path: str | Path, *, device: str | None = None, precision: Precision | 
     dtype = getattr(torch, precision or ("bfloat16" if place.type == "cuda" else "float32"))
     own = folder / "source.tokenizer.json"
     return Model(
-        net.to(place, dtype),
+        net.to(place, dtype).requires_grad_(False),
         task,
         Tokenizer.load(folder / "tokenizer.json"),
         Tokenizer.load(own) if own.exists() else None,

@@ -185,6 +185,9 @@ class Train(Node):
 
     valid_every: int = 500
     """Steps between validations."""
+    bleu: int = 0
+    """For translate: so many held-out sentences are translated (greedily) at each validation and scored with sacreBLEU;
+    the model is then chosen by that, not by the loss. 0 translates none."""
     checkpoint_every: int = 500
     """Steps between checkpoints."""
     keep: int = 2
@@ -199,7 +202,8 @@ class Train(Node):
     def problems(self) -> Iterator[str]:
         names = ("steps", "batch_tokens", "micro_batches", "row_tokens", "valid_every", "checkpoint_every", "keep")
         yield from at_least(self, 1, *names, "log_every", "max_skipped")
-        yield from at_least(self, 0, "warmup", "lr", "weight_decay", "clip", "r_drop", "average", "patience", "seed")
+        names = ("warmup", "lr", "weight_decay", "clip", "r_drop", "average", "bleu", "patience", "seed")
+        yield from at_least(self, 0, *names)
         yield from fractions(self, "smoothing", "word_dropout", "bpe_dropout", "mask_share", "ema")
         for name in ("cooldown", "final_lr"):
             if not 0 <= getattr(self, name) <= 1:
@@ -238,6 +242,8 @@ class Recipe(Node):
             )
         if self.data.task == "fill" and isinstance(config.encoder, Recurrent):
             yield "model.encoder (kind 'recurrent') does not fit task 'fill', which needs a Transformer"
+        if self.train.bleu and self.data.task != "translate":
+            yield f"train.bleu ({self.train.bleu}): only translations have a BLEU; for {self.data.task} leave it out"
         if config.pair_head is not None and (self.data.task != "fill" or self.train.r_drop):
             yield f"model.pair_head: goes with task 'fill' ({self.data.task}) and without r_drop ({self.train.r_drop})"
         if config.share_embeddings and not self.data.tokenizer.shared:

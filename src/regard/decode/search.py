@@ -186,9 +186,7 @@ class _Beams(_State):
         tensors["total"] = totals.gather(1, order)
         tensors["tokens"] = _taken(self.tokens, parents)
         tensors["tokens"][:, :, t] = ids
-        most = self.total[:, 0].double() / self.furthest
-        nth = self.pool_rank[:, self.how.n_best - 1]
-        tensors["done"] = self.done | (self.ended >= k) | (nth >= most)
+        tensors["done"] = self.done | (self.ended >= k) | self._settled()
         if (t + 1 >= self.limits).any():
             over = (t + 1 >= self.limit) & ~self.done
             # What has not ended is behind everything that has.
@@ -196,6 +194,11 @@ class _Beams(_State):
             self._pool(torch.where(over[:, None], rank, -torch.inf), self.total, t + 1, self.tokens)
             tensors["done"] = self.done | over
         return ids, parents
+
+    def _settled(self) -> Tensor:
+        """Rows whose answer cannot change: the best way would have to lose no more probability until its limit."""
+        most = self.total[:, 0].double() / self.furthest
+        return self.pool_rank[:, self.how.n_best - 1] >= most
 
     def _end(self, totals: Tensor, parents: Tensor, ends: Tensor, t: int) -> None:
         """Take what has ended at this step into the pool."""

@@ -52,7 +52,7 @@ class Decoding(Node):
             yield f"beam ({self.beam}) and temperature ({self.temperature}): a beam does not draw; give one of them"
         if not self.temperature and (self.top_k or self.top_p != 1):
             yield "top_k and top_p: go with a temperature above 0"
-        if self.n_best > self.ways:
+        if self.n_best > self.ways >= 1:
             yield f"n_best ({self.n_best}) must be at most beam ({self.ways})"
         if self.max_length is not None and self.max_length < self.min_length:
             yield f"max_length ({self.max_length}) must be at least min_length ({self.min_length})"

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.config import InputError
+from regard.data.sentences import Piece, shorten, split
 from regard.data.tokenizer import Tokenizer
 from regard.decode.search import Found, search
 from regard.decode.settings import Decoding
@@ -137,19 +138,16 @@ class _Text:
     """A text as units and what stands between them."""
 
     def __init__(self, model: Model, text: str, whole: bool):
-        from regard.data.sentences import shorten, split
-
         self.model = model
         self.parts: list[_Unit | str] = []
-        encode, longest = model.source_tokenizer.encode, model.longest - 1
-        for sentence, after in [(text, "")] if whole else split(text):
-            ids = encode(sentence)
+        encode, longest = model.source_tokenizer.encode, model.longest - 1  # and an end token
+        for piece in [Piece(text)] if whole else split(text):
+            ids = encode(piece.text)
             if len(ids) <= longest:
-                self.parts.append(self._unit(sentence, ids))
-            else:
-                for part, between in shorten(sentence, longest, lambda t: len(encode(t))):
-                    self.parts += [self._unit(part, encode(part)), between]
-            self.parts.append(after)
+                self.parts += [self._unit(piece.text, ids), piece.after]
+                continue
+            for part in shorten(piece, longest, lambda t: len(encode(t))):
+                self.parts += [self._unit(part.text, encode(part.text)), part.after]
 
     def _unit(self, text: str, ids: list[int]) -> _Unit:
         strange = self.model.source_tokenizer.byte_ids
@@ -243,7 +241,8 @@ def _align(model: Model, batch: list[_Unit], memory: Encoded) -> None:
             weights = attended.weights().mean(1).float().cpu()  # (B, T, S)
         for unit, ids, shares in zip(batch, chosen, weights, strict=True):
             reads, of_source = model.source_tokenizer, shares[: len(ids), : len(unit.ids)]
-            unit.alignments.append(aligned(of_source, words_of(reads, unit.ids), words_of(writes, ids)))
+            pairs = aligned(of_source, words_of(reads, unit.ids), words_of(writes, ids))
+            unit.alignments.append(pairs[: len(writes.decode(ids).split())])  # of spaces alone there is no word
 
 
 def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:

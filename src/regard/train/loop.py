@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from regard.config import ModelConfig, Recurrent, RegardError
+from regard.config import InputError, ModelConfig, Recurrent, RegardError
 from regard.data.batch import draws
 from regard.data.batches import make_batches
 from regard.data.store import DataDir
@@ -36,7 +36,7 @@ from regard.train.loader import Loader, Update
 from regard.train.memory import keep_freed_memory
 from regard.train.optim import Optimizer, learning_rate
 from regard.train.run import Run
-from regard.train.watch import Watch
+from regard.train.watch import Watch, shown
 from regard.weights import write_weights
 
 
@@ -67,6 +67,12 @@ class Trainer:
             self.held_out = make_batches(data, "valid", self.train, self.config, shuffled=False)
 
         self.shown = data.split("valid" if "valid" in data.splits else "train")
+        if self.train.bleu:
+            if self.held_out is None:
+                raise InputError(
+                    f"train.bleu ({self.train.bleu}) needs held-out pairs; give data.valid or data.hold_out"
+                )
+            tasks.bleu(data, self.shown, [""])  # what is missing for it shows now, not after an hour
         if self.device.type == "cpu":
             keep_freed_memory()
         torch.manual_seed(self.train.seed)
@@ -289,6 +295,7 @@ class Trainer:
     @torch.no_grad()
     def validate(self) -> None:
         """Score the held-out data, show what the model says, and keep the weights if they are the best so far."""
+        reached, begun = self._elapsed(), time.perf_counter()
         with self._averaged():
             found = self.score()
             better = found is None or _is_better(found, self.best)
@@ -300,8 +307,10 @@ class Trainer:
                 self.bad_validations += 1
             if found is None:
                 return
-            self._note({"step": self.number, "kind": "valid", **found})
-            self.watch.validated(self.number, found, self.samples(), best=better)
+            samples = self.samples()
+            took = time.perf_counter() - begun
+            self._note({"step": self.number, "kind": "valid", **found, "seconds": reached, "took": took})
+            self.watch.validated(self.number, found, samples, best=better)
 
     def score(self) -> dict[str, float] | None:
         """Loss and scores on the held-out data; None where there is none."""
@@ -313,7 +322,19 @@ class Trainer:
                 batch = self.held_out.part(i, self.world.rank, self.world.size).to(self.device)
                 # Sharded weights come together only when the whole module is called.
                 sums += self.objective(batch, True) if self.world.shard else tasks.tally(self.model, batch)
-        return tasks.scores(self.data.task, self.world.sum(sums).tolist())
+        found = tasks.scores(self.data.task, self.world.sum(sums).tolist())
+        return {**found, "bleu": self.bleu()} if self.train.bleu else found
+
+    def bleu(self) -> float:
+        """sacreBLEU on the first held-out pairs. Where each process has a shard, all translate; the first one scores."""
+        value = torch.zeros((), dtype=torch.float64, device=self.device)
+        if self.world.first or self.world.shard:
+            rows = range(min(self.train.bleu, len(self.shown["source"])))
+            with self._evaluating(), self.world.whole(self.objective):
+                said = tasks.translations(self.model, self.data, self.shown, rows)
+            if self.world.first:
+                value += tasks.bleu(self.data, self.shown, said)
+        return self.world.sum(value).item()
 
     def samples(self) -> list[dict[str, str]]:
         with self._evaluating(), self.world.whole(self.objective):
@@ -377,7 +398,7 @@ class Trainer:
             self.best = {"step": self.number, **(found or {"loss": 0.0}), "average": len(folders)}
         if found is not None:
             self._note({"step": self.number, "kind": "average", "checkpoints": len(folders), **found})
-            self.watch.say(f"average of {len(folders)} checkpoints: loss {found['loss']:.4f}")
+            self.watch.say(f"average of {len(folders)} checkpoints: {shown(found)}")
         self._put(kept)
 
     # -- saving ------------------------------------------------------------------------
@@ -468,7 +489,12 @@ class Trainer:
 
 
 def _is_better(found: dict[str, float], best: dict[str, Any]) -> bool:
-    return math.isfinite(found["loss"]) and (not best or found["loss"] < best["loss"])
+    """By BLEU where there is one, then by the loss. A loss that is no number is never better."""
+
+    def rank(scores: dict[str, Any]) -> tuple[float, float]:
+        return scores.get("bleu", 0.0), -scores["loss"]
+
+    return math.isfinite(found["loss"]) and (not best or rank(found) > rank(best))
 
 
 def settled(recipe: Recipe, config: ModelConfig, device: torch.device) -> Recipe:

@@ -7,7 +7,7 @@ A vocabulary head's loss never forms all scores at once (:mod:`regard.train.obje
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from regard.data.batches import Batch
 from regard.data.store import DataDir
-from regard.decode.greedy import greedy
+from regard.decode import Decoding
+from regard.decode.search import search
+from regard.model import Model
 from regard.nn import Transformer
 from regard.nn.heads import VocabularyHead
 from regard.train.objectives import token_loss
@@ -129,6 +131,22 @@ def scores(task: str, tallied: Iterable[float]) -> dict[str, float]:
     return {"loss": mean, "accuracy": right / max(count, 1)}
 
 
+def translations(model: Transformer, data: DataDir, columns: dict[str, Any], rows: Iterable[int]) -> list[str]:
+    """What the model writes for some sources of a split, greedily: as it would as a trained one."""
+    trained = Model(
+        model, data.task, data.tokenizer, data.source_tokenizer, longest=data.manifest["data"]["max_tokens"]
+    )
+    sources = [data.source_tokenizer.decode(columns["source"][i]) for i in rows]
+    return [found.text for found in trained.translate(sources, whole=True, beam=1)]
+
+
+def bleu(data: DataDir, columns: dict[str, Any], said: Sequence[str]) -> float:
+    """sacreBLEU of translations of a split's first sources."""
+    from regard.evaluate.scores import bleu
+
+    return bleu(said, [[data.tokenizer.decode(columns["target"][i]) for i in range(len(said))]]).value
+
+
 # ---------------------------------------------------------------------------------------
 # Samples
 
@@ -147,14 +165,10 @@ def _ids(ids: Iterable[int], device: torch.device) -> Tensor:
 
 
 def _translated(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
-    source = columns["source"][i]
-    memory = model.encode(_ids([*source, data.source_tokenizer.end], device))
-    out = greedy(model, data.tokenizer, memory=memory, most=min(2 * len(source) + 10, _room(model)))
-    reads, writes = data.source_tokenizer, data.tokenizer
     return {
-        "source": reads.decode(source),
-        "model": writes.decode(out),
-        "reference": writes.decode(columns["target"][i]),
+        "source": data.source_tokenizer.decode(columns["source"][i]),
+        "model": translations(model, data, columns, [i])[0],
+        "reference": data.tokenizer.decode(columns["target"][i]),
     }
 
 
@@ -163,8 +177,10 @@ def _continued(model: Transformer, data: DataDir, columns, i: int, device) -> di
     text = documents[i % len(documents)]
     at = i // len(documents) * len(text) // 3  # of few documents, a few places in each
     prompt = text[at : at + min(12, max(1, len(text) // 2), _room(model) // 2)]
-    out = greedy(model, data.tokenizer, prompt=[int(t) for t in prompt], most=min(40, _room(model) - len(prompt) - 1))
-    return {"prompt": data.tokenizer.decode(prompt), "model": data.tokenizer.decode(out)}
+    given = _ids([data.tokenizer.start, *prompt], device)
+    most = max(1, min(40, _room(model) - given.shape[1]))
+    [[found]] = search(model, given, end=data.tokenizer.end, limits=most, how=Decoding(beam=1))
+    return {"prompt": data.tokenizer.decode(prompt), "model": data.tokenizer.decode(found.ids)}
 
 
 def _filled_in(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:

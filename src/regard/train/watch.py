@@ -101,8 +101,7 @@ class Watch:
 
     def validated(self, step: int, scores: dict[str, float], samples: list[dict[str, str]], *, best: bool) -> None:
         """Scores on held-out data, and a few samples."""
-        told = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
-        self.say(f"step {step}  held out: {told}{'  best so far' if best else ''}")
+        self.say(f"step {step}  held out: {shown(scores)}{'  best so far' if best else ''}")
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1))
         table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")
@@ -121,8 +120,9 @@ class Watch:
         chosen = f"the weights of step {best['step']}" if best else "the last weights"
         if best.get("average"):
             chosen = f"the average of {best['average']} checkpoints"
-        scores = "".join(f", {k} {v:.4f}" for k, v in best.items() if k not in ("step", "average") and len(best) > 2)
-        self.say(f"done: {step} steps in {_clock(seconds)}; {run.weights} has {chosen}{scores}")
+        scores = shown({k: v for k, v in best.items() if k not in ("step", "average") and len(best) > 2})
+        told = f": {scores}" if scores else ""
+        self.say(f"done: {step} steps in {_clock(seconds)}; {run.weights} has {chosen}{told}")
         if not drawn:
             self.say("no curves.png: pip install 'regard[plots]' brings what draws it")
 

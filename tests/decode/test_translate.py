@@ -1,0 +1,270 @@
+"""Texts in, translations out: in Python and on the command line."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import regard
+import toy
+from regard.config import InputError
+from regard.decode.search import Decoding, search
+from regard.decode.translate import Translation, aligned, stream, words_of
+from regard.train.loop import train
+from regard.train.watch import Watch
+from regard.weights import read_weights, write_weights
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """Run directories: a translator that has hardly learned anything, and a language model."""
+    folder = tmp_path_factory.mktemp("translate")
+    for task in ("translate", "generate"):
+        recipe, data = toy.prepared(folder / task, task)
+        train(recipe, data.path, folder / f"run-{task}", device="cpu", watch=Watch(quiet=True))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(work):
+    return regard.load(work / "run-translate")
+
+
+LINES = ["the red dog", "a cat", "", "two old birds sleep under the large green dog", "a dog. The cat. A bird.", "é"]
+
+
+def test_a_text_is_what_the_search_found(model):
+    (said,) = model.translate(["the red dog"], beam=3, length_penalty=1.0)
+    reads, writes = model.source_tokenizer, model.tokenizer
+    ids = reads.encode("the red dog")
+    memory = model.net.encode(torch.tensor([[*ids, reads.end]]))
+    options = {"end": writes.end, "limits": 2 * len(ids) + 16, "never": [writes.pad, writes.start, writes.mask]}
+    how = Decoding(beam=3, length_penalty=1.0)
+    ((found,),) = search(model.net, torch.tensor([[writes.start]]), memory=memory, how=how, **options)
+    assert said.text == writes.decode(found.ids)
+    assert said.tokens == tuple(writes.token(id) for id in found.ids)
+    assert said.score == pytest.approx(found.score, abs=1e-5)
+    assert said.logprob == pytest.approx(found.logprob, abs=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 1}, {"temperature": 1.1, "n_best": 2, "seed": 3}])
+def test_a_batch_equals_its_texts(model, options):
+    together = model.translate(LINES, **options)
+    small = model.translate(LINES, batch_tokens=40, **options)
+    assert [t.text for t in small] == [t.text for t in together]
+    if "temperature" not in options:  # draws belong to the number of a text
+        alone = [model.translate(line, **options)[0] for line in LINES]
+        assert [t.text for t in alone] == [t.text for t in together]
+        assert [t.score for t in alone] == pytest.approx([t.score for t in together], abs=1e-4)
+
+
+def test_what_there_is_nothing_to_translate_in_is_copied(model):
+    for text in ("", "   ", "...", "😀 😀!", "这是一个测试。", "\n"):
+        assert model.translate(text)[0].text == text
+
+
+def test_a_document_is_put_back_together(model):
+    said = model.translate("A dog runs.  The cat sleeps.\n\n\tA bird jumps.\n")[0].text
+    parts = [model.translate(text)[0].text for text in ("A dog runs.", "The cat sleeps.", "A bird jumps.")]
+    assert said == f"{parts[0]}  {parts[1]}\n\n\t{parts[2]}\n"
+    one = model.translate("A dog. The cat.", whole=True)[0]
+    assert len(one.tokens) <= 2 * 15 + 16
+
+
+def test_a_line_of_thousands_of_words(model):
+    text = " ".join(toy.sentences(1_000, seed=3))
+    assert len(text.split()) > 4_000
+    said = model.translate(text, beam=1)[0]
+    assert said.text
+    assert said.text != text
+    assert all(len(model.source_tokenizer.encode(t)) > model.longest for t in (text,))
+
+
+def test_the_next_best(model):
+    (said,) = model.translate("the red dog", beam=5, n_best=3)
+    scores = [said.score, *(other.score for other in said.others)]
+    assert len(scores) == 3
+    assert scores == sorted(scores, reverse=True)
+    assert len({said.tokens, *(other.tokens for other in said.others)}) == 3
+    plain = said.to_dict()
+    assert plain["others"][1]["text"] == said.others[1].text
+    assert "alignment" not in plain
+
+
+def test_every_word_is_aligned_with_one_of_the_source(model):
+    for text in ("the red dog", "A dog runs. The cat sleeps."):
+        (said,) = model.translate(text, align=True, n_best=2)
+        for one in (said, *said.others):
+            assert [j for _, j in one.alignment] == list(range(len(one.text.split())))
+            assert all(0 <= i < len(text.split()) for i, _ in one.alignment)
+    assert model.translate("... ...", align=True)[0].alignment == ((0, 0), (1, 1))
+
+
+def test_tokens_add_up_to_words(model):
+    ids = model.tokenizer.encode("the old dog")
+    assert words_of(model.tokenizer, ids) == [0] * 3 + [1] * 4 + [2] * 4 or words_of(model.tokenizer, ids)[-1] == 2
+    weights = torch.tensor([[0.3, 0.3, 0.4], [0.0, 0.1, 0.9], [0.2, 0.2, 0.6]])
+    assert aligned(weights, [0, 0, 1], [0, 1, 1]) == ((0, 0), (1, 1))
+
+
+def test_a_model_without_attention_cannot_align(model):
+    net = regard.Transformer(regard.presets.tiny_bahdanau(score=None))
+    silent = regard.Model(net, "translate", model.tokenizer)
+    with pytest.raises(InputError, match="align: this model has no cross-attention to tell from"):
+        silent.translate("a", align=True)
+
+
+def test_lines_come_in_order_and_errors_after_what_came_before(model):
+    def lines():
+        yield from LINES
+        raise InputError("the file is damaged")
+
+    seen = []
+    with pytest.raises(InputError, match="the file is damaged"):
+        for source, said in stream(model, lines(), beam=1):
+            assert isinstance(said, Translation)
+            seen.append(source)
+    assert seen == LINES
+
+
+def test_int8_weights_are_a_quarter_and_nearly_the_same(work, model, tmp_path):
+    weights = read_weights(model.path / "model.safetensors")
+    write_weights(tmp_path / "w.safetensors", weights, int8=True)
+    again = read_weights(tmp_path / "w.safetensors")
+    assert again.keys() == weights.keys()
+    for name, weight in weights.items():
+        step = weight.abs().amax(-1, keepdim=True) / 127 if weight.dim() == 2 else weight.abs() / 1024
+        assert again[name].dtype == torch.float32
+        assert ((again[name] - weight).abs() <= step / 2 + 1e-7).all(), name
+    large = {"w": torch.randn(211, 307)}
+    write_weights(tmp_path / "large", large, int8=True)
+    assert (tmp_path / "large").stat().st_size < large["w"].numel() * 4 * 0.28
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_precisions(work, precision):
+    model = regard.load(work / "run-translate", precision=precision)
+    assert next(model.net.parameters()).dtype == getattr(torch, precision)
+    assert model.translate("the red dog")[0].text
+    logits = model.logits(torch.tensor([[5, 6, 7]]), torch.tensor([[1, 5]]))
+    assert logits.shape == (1, 2, len(model.tokenizer))
+
+
+# ---------------------------------------------------------------------------------------
+# What cannot be loaded
+
+
+def test_what_is_no_model(work, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("{}")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "young").mkdir()
+    (tmp_path / "young" / "config.json").write_text((work / "run-translate/config.json").read_text())
+    for path, message in [
+        (tmp_path / "none", "no such directory"),
+        (file, "is a file; a model is a directory"),
+        (tmp_path / "empty", r"not a model of regard \(no config.json\)"),
+        (tmp_path / "other", "not of a run of regard"),
+        (tmp_path / "young", "has no model.safetensors yet"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            regard.load(path)
+    (tmp_path / "young" / "model.safetensors").write_bytes(b"no")
+    with pytest.raises(InputError, match="damaged, or no safetensors file"):
+        regard.load(tmp_path / "young")
+    write_weights(tmp_path / "young" / "model.safetensors", {"a": torch.zeros(2)})
+    with pytest.raises(InputError, match=r"does not fit its config.json"):
+        regard.load(tmp_path / "young")
+
+
+# ---------------------------------------------------------------------------------------
+# The command
+
+
+def command(*arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    return {"args": [sys.executable, "-m", "regard", *map(str, arguments)], "env": environment}
+
+
+def run(folder, *arguments, **options):
+    return subprocess.run(**command(*arguments), cwd=folder, capture_output=True, text=True, **options)
+
+
+def test_texts_files_and_standard_input_give_the_same(work, model):
+    wanted = [t.text for t in model.translate(LINES[:3])]
+    assert run(work, "translate", "run-translate", *LINES[:3]).stdout.splitlines() == wanted
+    text = "".join(f"{line}\n" for line in LINES[:3])
+    assert run(work, "translate", "run-translate", input=text).stdout.splitlines() == wanted
+    with gzip.open(work / "lines.gz", "wt") as file:
+        file.write(text)
+    done = run(work, "translate", "run-translate", "--file", "lines.gz", "--n-best", "2", "--scores", "--align")
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [row[0] for row in rows] == ["1", "1", "2", "2", "3", "3"]
+    assert [row[2] for row in rows[::2]] == wanted
+    assert all(float(row[1]) <= 0 for row in rows)
+    assert "-" in rows[0][3]
+    done = run(work, "translate", "run-translate", LINES[0], "--json")
+    assert json.loads(done.stdout)["source"] == LINES[0]
+    assert json.loads(done.stdout)["text"] == wanted[0]
+
+
+def test_a_line_is_answered_before_the_next_one_comes(work, model):
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": work, "text": True}
+    with subprocess.Popen(**command("translate", "run-translate", "--beam", 1), **options) as process:
+        for line in LINES[:2]:
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == model.translate(line, beam=1)[0].text + "\n"
+        process.stdin.close()
+        assert process.wait() == 0
+
+
+def test_a_reader_that_has_seen_enough(work):
+    (work / "many.txt").write_text("a cat\n" * 2_500)  # in several lots
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": work, "text": True}
+    arguments = ("translate", "run-translate", "--file", "many.txt", "--beam", 1)
+    with subprocess.Popen(**command(*arguments), **options) as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait() == -signal.SIGPIPE
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "a"], "nowhere: no such directory"),
+        (["run-generate", "a"], "run-generate: was trained to generate, not to translate; give another model"),
+        (["run-translate", "a", "--file", "many.txt"], "texts and --file; give one of them"),
+        (["run-translate", "--file", "none.txt"], "none.txt: cannot be read (No such file or directory)"),
+        (["run-translate", "--file", "binary"], "binary: line 1 is not valid UTF-8"),
+        (["run-translate", "a", "--beam", "0"], "beam (0) must be at least 1"),
+        (["run-translate", "a", "--beam", "2", "--temperature", "1"], "a beam does not draw"),
+        (["run-translate", "a", "--device", "tpu"], "--device (tpu) must be cpu or cuda"),
+        (["run-translate", "a", "--precision", "int3"], "--precision (int3) must be float32, bfloat16 or float16"),
+    ],
+)
+def test_bad_input_is_one_line(work, arguments, message):
+    (work / "binary").write_bytes(b"\xff\xfe\x00a\n")
+    done = run(work, "translate", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_standard_input_that_is_not_text(work):
+    done = subprocess.run(
+        **command("translate", "run-translate"), cwd=work, capture_output=True, input=b"the dog\n\xff\xfe\n"
+    )
+    assert done.returncode == 2
+    assert done.stderr.decode().strip() == ("error: standard input: line 2 is not valid UTF-8; convert it to UTF-8")
+    assert done.stdout.decode().count("\n") == 1

@@ -1,0 +1,236 @@
+"""Laws 2, 5 and 6 for what is searched and drawn: with a cache as without, a batch as its rows, a beam of 1 as greedy
+search, and every score the model's own."""
+
+import math
+
+import pytest
+import torch
+
+from laws.cases import CASES, DECODERS, B, S, build, inputs, lengths_of, memory_of
+from regard.config import ConfigError, InputError, Stack, Vocabulary
+from regard.decode import Decoding
+from regard.decode.search import drawn, search
+
+WRITERS = [name for name, config in DECODERS.items() if isinstance(config.head, Vocabulary)]
+END = 2
+NEVER = (0, 7)
+LIMITS = [9, 5, 7]
+HOWS = {
+    "greedy": Decoding(beam=1),
+    "beam": Decoding(beam=3, n_best=3),
+    "wide beam, plain": Decoding(beam=5, n_best=2, penalty="plain", length_penalty=1.0),
+    "drawn": Decoding(temperature=1.3, n_best=2, seed=5),
+    "drawn from few": Decoding(temperature=0.8, n_best=3, top_k=13, top_p=0.9),
+}
+
+
+def ready(name, ends=1.0):
+    """A model that ends now and then (the more the larger ``ends``), its prompts and its memory (rows of different lengths)."""
+    model = build(CASES[name])
+    model.head.bias = torch.nn.Parameter(torch.zeros(model.config.last.input.vocab_size, dtype=torch.float64))
+    model.head.bias.data[END] = ends
+    first, _ = inputs(model.config)
+    prompt, lengths, memory = torch.tensor([[3, 4, 5], [6, 8, 9], [10, 11, 12]]), torch.tensor([2, 3, 1]), None
+    if model.encoder is not None:
+        memory = memory_of(model, first, lengths_of(first, torch.tensor([S, 2, 5])))
+        prompt, lengths = prompt[:, :1], None
+    return model.requires_grad_(False), first, memory, prompt, lengths
+
+
+def row_of(model, first, prompt, lengths, row):
+    """One row by itself, without padding."""
+    n = [S, 2, 5][row]
+    alone = first[row : row + 1] if first.is_floating_point() else first[row : row + 1, :n]
+    memory = memory_of(model, alone) if model.encoder is not None else None
+    return memory, prompt[row : row + 1, : None if lengths is None else lengths[row]]
+
+
+def logprob(model, memory, prompt, ids):
+    """The model's own score of a sequence, all of it at once and without a cache."""
+    whole = torch.cat([prompt, torch.tensor([ids], dtype=torch.long)], dim=1)
+    of_all = model.logits(model.decode(whole[:, :-1], memory).hidden).log_softmax(-1)
+    return float(of_all[0, prompt.shape[1] - 1 :].gather(1, torch.tensor(ids)[:, None]).sum())
+
+
+def found_in_batch(name, how, ends=1.0, **changes):
+    model, first, memory, prompt, lengths = ready(name, ends)
+    options = {"end": END, "limits": LIMITS, "how": how, "never": NEVER, **changes}
+    return (model, first, prompt, lengths), search(model, prompt, lengths, memory=memory, **options)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_batch_equals_its_rows_in_any_order(name, how):
+    how = HOWS[how]
+    (model, first, prompt, lengths), together = found_in_batch(name, how)
+    for row in reversed(range(B)):
+        memory, own = row_of(model, first, prompt, lengths, row)
+        alone = search(model, own, memory=memory, end=END, limits=[LIMITS[row]], how=how, never=NEVER, requests=[row])[
+            0
+        ]
+        assert [f.ids for f in alone] == [f.ids for f in together[row]]
+        assert [f.score for f in alone] == pytest.approx([f.score for f in together[row]], abs=1e-5)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_score_is_the_models_own(name, how):
+    how = HOWS[how]
+    (model, first, prompt, lengths), together = found_in_batch(name, how)
+    assert {len(found) for found in together} == {how.n_best}
+    for row, found in enumerate(together):
+        memory, own = row_of(model, first, prompt, lengths, row)
+        for one in found:
+            ids = one.ids + [END] * one.ended
+            assert one.ended == (len(ids) < LIMITS[row] or one.ended)
+            assert len(ids) <= LIMITS[row]
+            assert not set(one.ids) & {END, *NEVER}
+            assert one.logprob == pytest.approx(logprob(model, memory, own, ids), abs=1e-4)
+            assert one.score == pytest.approx(one.logprob / how.norm(len(ids)), abs=1e-6)
+        if not how.temperature:
+            ranks = [(one.ended, one.score) for one in found]
+            assert ranks == sorted(ranks, reverse=True)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_beam_of_one_is_greedy(name):
+    """Token by token without a cache: always the most likely one."""
+    (model, first, prompt, lengths), together = found_in_batch(name, Decoding(beam=1))
+    for row, (found,) in enumerate(together):
+        memory, own = row_of(model, first, prompt, lengths, row)
+        ids: list[int] = []
+        while len(ids) < LIMITS[row]:
+            whole = torch.cat([own, torch.tensor([ids], dtype=torch.long)], dim=1)
+            logits = model.logits(model.decode(whole, memory).hidden)[0, -1]
+            logits[list(NEVER)] = -math.inf
+            if int(logits.argmax()) == END:
+                break
+            ids.append(int(logits.argmax()))
+        assert found.ids == ids
+
+
+def written_out(model, memory, own, limit, how):
+    """What has ended, the best first, and what goes on."""
+    ways, ended = [([], 0.0)], []
+    for t in range(limit):
+        candidates = []
+        for ids, total in ways:
+            whole = torch.cat([own, torch.tensor([ids], dtype=torch.long)], dim=1)
+            scores = model.logits(model.decode(whole, memory).hidden)[0, -1].log_softmax(-1)
+            for id, score in enumerate(scores.tolist()):
+                if id not in NEVER and not (id == END and t + 1 < how.min_length):
+                    candidates.append((total + score, ids, id))
+        candidates.sort(key=lambda c: -c[0])
+        ended += [(total / how.norm(t + 1), ids) for total, ids, id in candidates[: how.ways] if id == END]
+        ways = [([*ids, id], total) for total, ids, id in candidates if id != END][: how.ways]
+        if len(ended) >= how.ways:
+            break
+    ended.sort(key=lambda e: -e[0])
+    return [ids for _, ids in ended], [ids for ids, _ in ways]
+
+
+@pytest.mark.parametrize("penalty", ["gnmt", "plain"])
+@pytest.mark.parametrize("beam", [2, 3, 5])
+@pytest.mark.parametrize("name", ["tiny_encoder_decoder", "tiny_bahdanau", "tiny_decoder"])
+def test_a_beam_is_what_it_says(name, beam, penalty):
+    """The search written out: lists, sorting, no cache, no early stop but when as many have ended as the beam is wide."""
+    how = Decoding(beam=beam, n_best=2, penalty=penalty, min_length=2)
+    n_ended = set()
+    for ends in (1.0, 3.0):
+        (model, first, prompt, lengths), together = found_in_batch(name, how, ends)
+        for row in range(B):
+            memory, own = row_of(model, first, prompt, lengths, row)
+            ended, ways = written_out(model, memory, own, LIMITS[row], how)
+            assert [one.ids for one in together[row]] == (ended + ways)[:2]
+            n_ended.add(len(ended))
+    assert max(n_ended) >= beam
+
+
+@pytest.mark.parametrize(("name", "ends"), [("tiny_encoder_decoder", 1.0), ("tiny_bahdanau", 4.0)])
+def test_stopping_early_changes_nothing(name, ends, monkeypatch):
+    """Without the bound every row goes on until as many have ended as the beam is wide: the same answers."""
+    how = Decoding(beam=5)
+    steps = []
+    for early in (True, False):
+        model, _, memory, prompt, _ = ready(name, ends)
+        count = 0
+        decode = model.decode
+
+        def counted(*args, **options):
+            nonlocal count
+            count += 1
+            return decode(*args, **options)  # noqa: B023
+
+        model.decode = counted
+        if not early:
+            monkeypatch.setattr("regard.decode.search._Beams._settled", lambda state: torch.zeros_like(state.done))
+        found = search(model, prompt, memory=memory, end=END, limits=[31, 29, 23], how=how, never=NEVER)
+        steps.append(([[one.ids for one in row] for row in found], count))
+    (with_bound, fewer), (without, more) = steps
+    assert with_bound == without
+    assert fewer < more
+
+
+@pytest.mark.parametrize("name", ["tiny_encoder_decoder", "tiny_bahdanau", "alibi", "windows"])
+def test_rows_that_leave_change_nothing_for_the_others(name, monkeypatch):
+    found = []
+    for share in (0.01, 2.0):  # as soon as one is done; never
+        monkeypatch.setattr("regard.decode.search.LEAVE_SHARE", share)
+        _, together = found_in_batch(name, Decoding(beam=3, n_best=3), limits=[31, 1, 5])
+        found.append([[one.ids for one in row] for row in together])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["tiny_encoder_decoder", "tiny_bahdanau"])
+def test_another_seed_draws_others(name):
+    texts = {}
+    for seed in (0, 1):
+        _, found = found_in_batch(name, Decoding(temperature=1.0, n_best=2, seed=seed))
+        texts[seed] = [[one.ids for one in row] for row in found]
+        assert all(row[0] != row[1] for row in texts[seed])
+    assert texts[0] != texts[1]
+
+
+def test_draws_fall_as_often_as_is_likely():
+    shares = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    lots = (torch.arange(1000) + 0.5) / 1000
+    counts = torch.bincount(drawn(shares.log().expand(1000, 4), lots), minlength=4)
+    assert counts.tolist() == [400, 300, 200, 100]
+    counts = torch.bincount(drawn(shares.log().expand(1000, 4), lots, top_k=2), minlength=4)
+    assert counts.tolist() == [571, 429, 0, 0]
+    counts = torch.bincount(drawn(shares.log().expand(1000, 4), lots, top_p=0.71), minlength=4)
+    assert counts.tolist() == [444, 334, 222, 0] or counts.tolist() == [445, 333, 222, 0]
+    assert torch.bincount(drawn(shares.log().expand(1000, 4), lots, top_p=0.39)).tolist() == [1000]
+
+
+def test_forked_rows_refuse_what_does_not_fit():
+    model = build(CASES["tiny_encoder_decoder"])
+    assert isinstance(model.config.decoder, Stack)
+    first, ids = inputs(model.config)
+    for cached in (model, build(CASES["tiny_bahdanau"])):
+        cache = cached.start(cached.encode(first), max_len=5, lanes=2)
+        with torch.no_grad():
+            cached.decode(ids[:, :1], cache=cache)
+        cache.follow(torch.zeros(B, 2, dtype=torch.long))
+        with pytest.raises(InputError, match="each row of the cache goes on in 2 ways, the ids have 3 tokens a row"):
+            cached.decode(ids[:, :3], cache=cache)
+        with pytest.raises(InputError, match="the rows of this cache have forked"):
+            cache.reorder(torch.arange(B))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam": 0}, "beam (0) must be at least 1"),
+        ({"beam": 2, "n_best": 3}, "n_best (3) must be at most beam (2)"),
+        ({"beam": 2, "temperature": 0.5}, "a beam does not draw; give one of them"),
+        ({"top_p": 0.5}, "top_k and top_p: go with a temperature above 0"),
+        ({"temperature": 1.0, "top_p": 0.0}, "top_p (0.0) must be above 0 and at most 1"),
+        ({"max_length": 3, "min_length": 5}, "max_length (3) must be at least min_length (5)"),
+        ({"penalty": "none"}, "penalty ('none')"),
+    ],
+)
+def test_settings_that_make_no_sense(options, message):
+    with pytest.raises(ConfigError) as error:
+        Decoding(**options).validate()
+    assert message in str(error.value)
