@@ -59,7 +59,7 @@ class Bucketed(Batches):
         key = target * (source.max(initial=0) + 1) + turn
         ties = shuffled_order(self.seed, epoch, 0, len(key)) if self.shuffled else np.arange(len(key))
         rows = ties[np.argsort(key[ties], kind="stable")]
-        cuts = _cuts(np.maximum(source, target)[rows], self.train.batch_tokens)
+        cuts = cut_rows(np.maximum(source, target)[rows], self.train.batch_tokens)
         n = len(cuts) - 1
         return rows, cuts, shuffled_order(self.seed, epoch, 1, n) if self.shuffled else np.arange(n)
 
@@ -132,10 +132,10 @@ def _side_by_side(first: Ids, n_first: Ids, second: Ids, n_second: Ids, pad: int
     return ids, segments
 
 
-def _cuts(longest: Ids, budget: int) -> Ids:
+def cut_rows(longest: Ids, budget: int) -> Ids:
     """Where to cut sorted rows, so that rows times the longest of each batch stay within the budget.
 
-    >>> _cuts(np.array([2, 2, 3, 4, 6]), 8).tolist()
+    >>> cut_rows(np.array([2, 2, 3, 4, 6]), 8).tolist()
     [0, 2, 4, 5]
     """
     cuts = [0]

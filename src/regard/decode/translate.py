@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS = {"cpu": 2_048, "cuda": 32_768}  # tokens read, times the ways in which a sentence goes on
 READ_AHEAD = 1_024  # lines that are sorted by length together
+
+
+Progress = Callable[[int, int, str], None]
+"""Told now and then how many sentences are translated, of how many, and one of them."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ def translate(
     align: bool = False,
     whole: bool = False,
     batch_tokens: int | None = None,
+    progress: Progress | None = None,
     **options: Any,
 ) -> list[Translation]:
     """Translate each text; see :meth:`regard.Model.translate`.
@@ -81,13 +86,16 @@ def translate(
     units = [unit for text in given for unit in text.units]
     for i, unit in enumerate(units):
         unit.request = i
-    ways = how.ways
+    wanted, done = [unit for unit in units if unit.ids], 0
     budget = batch_tokens or BATCH_TOKENS[model.device.type]
-    for batch in batches([unit for unit in units if unit.ids], budget // ways):
+    for batch in batches(wanted, budget // how.ways):
         memory = _encode(model, batch)
         _search(model, batch, memory, how)
         if align:
             _align(model, batch, memory)
+        done += len(batch)
+        if progress is not None:
+            progress(done, len(wanted), model.tokenizer.decode(batch[0].found[0].ids))
     return [text.translation(how.n_best, align) for text in given]
 
 

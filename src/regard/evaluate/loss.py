@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from regard.data.batch import joined
-from regard.data.bucketed import _cuts as cuts
+from regard.data.bucketed import cut_rows
 from regard.data.store import Ragged
 from regard.data.tokenizer import Tokenizer
 from regard.model import Model
@@ -55,7 +55,7 @@ def likelihood(model: Model, sources: Sequence[str], targets: Sequence[str]) -> 
     fits = (n_source <= _limit(net.config.encoder)) & (n_target <= _limit(net.config.decoder))
     order = np.lexsort((n_source, n_target))
     order = order[fits[order]]
-    ends = cuts(np.maximum(n_source, n_target)[order], BATCH_TOKENS)
+    ends = cut_rows(np.maximum(n_source, n_target)[order], BATCH_TOKENS)
     total, count = torch.zeros((), dtype=torch.float64, device=device), 0
     for begin, end in pairwise(ends):
         rows = order[begin:end]

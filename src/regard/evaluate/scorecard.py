@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.decode import Decoding
+from regard.decode.translate import Progress
 from regard.evaluate import facts
 from regard.evaluate.loss import Likelihood, likelihood
 from regard.evaluate.scores import Bucket, Difference, Score, bleu, check_packages, chrf, difference, moses_bleu
@@ -123,6 +124,7 @@ def evaluate(
     *,
     name: str = "test",
     language: str = "en",
+    progress: Progress | None = None,
     **options: Any,
 ) -> Scorecard:
     """Translate texts with a model and score the translations.
@@ -142,7 +144,9 @@ def evaluate(
     how = Decoding(**options).validate()
     _check(model, sources, references)
     begun = time.perf_counter()
-    hypotheses = [translation.text for translation in model.translate(sources, whole=True, **options)]
+    hypotheses = [
+        translation.text for translation in model.translate(sources, whole=True, progress=progress, **options)
+    ]
     seconds = time.perf_counter() - begun
     scores = (
         bleu(hypotheses, references),

@@ -326,7 +326,7 @@ class Trainer:
         return {**found, "bleu": self.bleu()} if self.train.bleu else found
 
     def bleu(self) -> float:
-        """sacreBLEU on the first held-out pairs. Where each process has a shard, all translate; the first one scores."""
+        """sacreBLEU on the first held-out pairs: the first process's. Where each has a shard, all translate with it."""
         value = torch.zeros((), dtype=torch.float64, device=self.device)
         if self.world.first or self.world.shard:
             rows = range(min(self.train.bleu, len(self.shown["source"])))

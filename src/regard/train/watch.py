@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,10 +121,18 @@ class Watch:
         if best.get("average"):
             chosen = f"the average of {best['average']} checkpoints"
         scores = shown({k: v for k, v in best.items() if k not in ("step", "average") and len(best) > 2})
-        told = f": {scores}" if scores else ""
-        self.say(f"done: {step} steps in {_clock(seconds)}; {run.weights} has {chosen}{told}")
+        self.say(f"done: {step} steps in {_clock(seconds)}; {run.weights} has {chosen}{scores and f': {scores}'}")
         if not drawn:
             self.say("no curves.png: pip install 'regard[plots]' brings what draws it")
+
+
+def shown(scores: dict[str, float]) -> str:
+    """Scores in one line.
+
+    >>> shown({"loss": 1.23456, "bleu": 34.5678})
+    'loss 1.2346  bleu 34.57'
+    """
+    return "  ".join(f"{name} {value:.{2 if name == 'bleu' else 4}f}" for name, value in scores.items())
 
 
 def _is_terminal() -> bool:
@@ -169,24 +177,24 @@ def draw_curves(run: Run) -> Path | None:
     lines = list(run.lines())
     trained = [line for line in lines if line["kind"] == "train" and line["loss"] is not None]
     held_out = [line for line in lines if line["kind"] == "valid" and line["loss"] is not None]
-    figure, (losses, rates) = plt.subplots(
-        2, 1, figsize=(8, 6), height_ratios=[3, 1], sharex=True, layout="constrained"
+    translated = any("bleu" in line for line in held_out)
+    heights = [3, 2, 1] if translated else [3, 1]
+    figure, (losses, *middle, rates) = plt.subplots(
+        len(heights), 1, figsize=(8, 2 * sum(heights) - 2), height_ratios=heights, sharex=True, layout="constrained"
     )
     losses.plot([x["step"] for x in trained], [x["loss"] for x in trained], color="#4477aa", label="training")
     if held_out:
-        steps, values = [x["step"] for x in held_out], [x["loss"] for x in held_out]
-        losses.plot(steps, values, "o-", color="#ee6677", label="held out", markersize=4)
-        at = min(range(len(values)), key=values.__getitem__)
-        losses.annotate(
-            f"{values[at]:.3f}", (steps[at], values[at]), textcoords="offset points", xytext=(0, 8), ha="center"
-        )
+        _draw_held_out(losses, held_out, "loss", min)
     losses.set_ylabel("loss (nats)")
     losses.legend(frameon=False)
     losses.set_title(run.path.name)
+    if translated:
+        _draw_held_out(middle[0], held_out, "bleu", max)
+        middle[0].set_ylabel("BLEU")
     rates.plot([x["step"] for x in trained], [x["lr"] for x in trained], color="#228833")
     rates.set_ylabel("learning rate")
     rates.set_xlabel("step")
-    for axes in (losses, rates):
+    for axes in (losses, *middle, rates):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlim(left=0)
@@ -195,3 +203,12 @@ def draw_curves(run: Run) -> Path | None:
         figure.savefig(draft, dpi=120)
     plt.close(figure)
     return path
+
+
+def _draw_held_out(axes: Any, lines: list[dict[str, Any]], name: str, best: Callable[..., int]) -> None:
+    """A score on held-out data over the steps, its best value written beside it."""
+    steps, values = [x["step"] for x in lines], [x[name] for x in lines]
+    axes.plot(steps, values, "o-", color="#ee6677", label="held out", markersize=4)
+    at = best(range(len(values)), key=values.__getitem__)
+    label = f"{values[at]:.4g}"
+    axes.annotate(label, (steps[at], values[at]), textcoords="offset points", xytext=(0, 8), ha="center")
