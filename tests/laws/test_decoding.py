@@ -9,7 +9,7 @@ import torch
 from laws.cases import CASES, DECODERS, B, S, build, inputs, lengths_of, memory_of
 from regard.config import ConfigError, InputError, Stack, Vocabulary
 from regard.decode import Decoding
-from regard.decode.search import drawn, search
+from regard.decode.search import _Beams, drawn, search
 
 WRITERS = [name for name, config in DECODERS.items() if isinstance(config.head, Vocabulary)]
 END = 2
@@ -92,9 +92,12 @@ def test_a_score_is_the_models_own(name, how):
             assert ranks == sorted(ranks, reverse=True)
 
 
+@pytest.mark.parametrize("beams", [False, True])
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_beam_of_one_is_greedy(name):
-    """Token by token without a cache: always the most likely one."""
+def test_a_beam_of_one_is_greedy(name, beams, monkeypatch):
+    """Token by token without a cache: always the most likely one. Also where a beam of 1 has no short cut."""
+    if beams:
+        monkeypatch.setattr("regard.decode.search._Draws", _Beams)
     (model, first, prompt, lengths), together = found_in_batch(name, Decoding(beam=1))
     for row, (found,) in enumerate(together):
         memory, own = row_of(model, first, prompt, lengths, row)

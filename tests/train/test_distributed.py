@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 def work(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     recipe, data = toy.prepared(
-        folder, "translate", steps=10, checkpoint_every=5, valid_every=5, micro_batches=2, ema=0.5
+        folder, "translate", steps=10, checkpoint_every=5, valid_every=5, micro_batches=2, ema=0.5, bleu=3
     )
     (folder / "recipe.json").write_text(recipe.to_json())
     run(folder, data, "one", 1)

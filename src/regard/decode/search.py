@@ -14,7 +14,7 @@ then which rows are done, takes their results and goes on with the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -69,11 +69,11 @@ def search(
     limits = [limits] * rows if isinstance(limits, int) else [int(n) for n in limits]
     if len(limits) != rows or min(limits, default=1) < 1:
         raise InputError(f"limits ({limits}) must be at least 1, for each of {rows} rows")
-    begun = prompt.shape[1]
+    room = prompt.shape[1] + max(limits)
     if memory is not None:
-        cache = model.start(memory, max_len=begun + max(limits), lanes=how.ways)
+        cache = model.start(memory, max_len=room, lanes=how.ways)
     else:
-        cache = model.start(batch_size=rows, max_len=begun + max(limits), lanes=how.ways)
+        cache = model.start(batch_size=rows, max_len=room, lanes=how.ways)
     hidden = model.decode(prompt, cache=cache, layout=lengths).hidden
     if lengths is None:
         last = hidden[:, -1:]
@@ -81,160 +81,175 @@ def search(
         last = hidden.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
     state = (_Draws if how.temperature or how.ways == 1 else _Beams)(how, limits, end, never, prompt.device, requests)
     for t in range(max(limits)):
-        ids, parents = state.step(model.logits(last).float(), t)
+        ids, parents = state.step(model.logits(last).float())
+        cache.follow(parents)
         keep = state.leave(t)
-        if keep is not None and not len(keep):
-            break
-        cache.follow(parents)  # before rows leave: these are the parents of all
         if keep is not None:
+            if not len(keep):
+                break
             cache.keep(keep)
             ids = ids[keep]
         last = model.decode(ids, cache=cache).hidden
     return state.found
 
 
+LOOK_EVERY = 8  # steps on a GPU: each look waits for it
+LEAVE_SHARE = 0.25  # of the rows must be done for the others to move together
+
+
 class _State:
-    """What is chosen so far, of the rows that are not done. The first axis of every tensor is the row."""
+    """What is chosen so far, of the rows that are not done. The first axis of every tensor in ``of_rows`` is the row.
+
+    A step asks nothing of the host, the number of the step included, and changes tensors in place: it can be recorded
+    and replayed.
+    """
 
     def __init__(self, how: Decoding, limits, end, never, device, requests):
         self.how, self.end, self.never = how, end, list(never)
-        self.limits = np.asarray(limits)
-        self.rows = np.arange(len(limits))  # which of all rows these are
+        self.rows, self.limits = np.arange(len(limits)), np.asarray(limits)  # which of all rows these are
         self.found: list[list[Found]] = [[] for _ in limits]
-        self.requests = self.rows if requests is None else np.asarray(requests)
-        shape = (len(limits), how.ways, int(self.limits.max(initial=1)))
-        self.tensors = {
-            "tokens": torch.full(shape, end, device=device),
-            "total": torch.zeros(shape[:2], dtype=torch.float32, device=device),
-            "done": torch.zeros(shape[0], dtype=torch.bool, device=device),
+        b, k, n = len(limits), how.ways, max(limits, default=1)
+        counted = torch.arange(n + 1, dtype=torch.float64, device=device)
+        self.t = torch.zeros(1, dtype=torch.long, device=device)
+        self.norms = how.norm(counted)
+        self.barrier = torch.where(counted + 1 < how.min_length, -torch.inf, 0).float() if how.min_length > 1 else None
+        self.of_rows = {
+            "tokens": torch.full((b, k, n), end, device=device),
+            "total": torch.zeros((b, k), device=device),
+            "done": torch.zeros(b, dtype=torch.bool, device=device),
             "limit": torch.tensor(limits, device=device),
         }
 
     def __getattr__(self, name: str) -> Tensor:
         try:
-            return self.__dict__["tensors"][name]
+            return self.__dict__["of_rows"][name]
         except KeyError:
             raise AttributeError(name) from None
 
-    def step(self, logits: Float[Tensor, "B N V"], t: int) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B N"]]:
-        """Choose token t of every way; and which way each goes on from."""
+    def put(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            self.of_rows[name].copy_(value)
+
+    def step(self, logits: Float[Tensor, "B N V"]) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B M"]]:
+        """Choose the next token of every way; and which way each goes on from."""
+        chosen = self._choose(logits.log_softmax(-1))
+        self.t += 1
+        return chosen
+
+    def _choose(self, logprobs: Float[Tensor, "B N V"]) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B M"]]:
         raise NotImplementedError
 
-    def allowed(self, logprobs: Float[Tensor, "B N V"], t: int) -> Float[Tensor, "B N V"]:
+    def _allowed(self, logprobs: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
         """The same without what may not be written. Takes them over."""
-        if self.never:
-            logprobs[..., self.never] = -torch.inf
-        if t + 1 < self.how.min_length:
-            logprobs[..., self.end] = -torch.inf
+        for id in self.never:
+            logprobs[..., id] = -torch.inf
+        if self.barrier is not None:
+            logprobs[..., self.end] += self.barrier[self.t]
         return logprobs
+
+    def _write(self, tokens: Int[Tensor, "B N T"], ids: Int[Tensor, "B N"]) -> Int[Tensor, "B N T"]:
+        return tokens.index_copy_(2, self.t, ids[..., None])
 
     def leave(self, t: int) -> Tensor | None:
         """Take the results of rows that are done, if it is worth it; the places of the others, or None for all."""
         last = t + 1 >= self.limits.max()
         if not last and self.done.is_cuda and (t + 1) % LOOK_EVERY:
             return None
-        done = self.done.cpu().numpy() | (t + 1 >= self.limits)
+        done = self.done.cpu().numpy()
         if not last and not done.all() and done.mean() < LEAVE_SHARE:
             return None
-        self._collect(np.flatnonzero(done))
+        for row, found in zip(self.rows[done], self._results(torch.from_numpy(np.flatnonzero(done))), strict=True):
+            self.found[row] = found
         stay = np.flatnonzero(~done)
         self.rows, self.limits = self.rows[stay], self.limits[stay]
         keep = torch.from_numpy(stay).to(self.done.device)
-        self.tensors = {name: value[keep] for name, value in self.tensors.items()}
+        self.of_rows = {name: value[keep] for name, value in self.of_rows.items()}
         return keep
 
-    def _collect(self, which: np.ndarray) -> None:
-        """Results of some rows, to the host."""
+    def _results(self, which: Int[Tensor, " N"]) -> Iterator[list[Found]]:
+        """What was found for some rows."""
         raise NotImplementedError
 
-
-LOOK_EVERY = 8  # steps; each look waits for the device
-LEAVE_SHARE = 0.25  # of the rows must be done for the others to move together
+    def _taken(self, which: Tensor, *names: str) -> list[Tensor]:
+        """Some rows of tensors, on the host."""
+        at = which.to(self.done.device)
+        return [self.of_rows[name][at].cpu() for name in names]
 
 
 class _Beams(_State):
-    """The best ways, and the best that have ended: ``pool``, by what they are ranked by."""
+    """The best ways, and the best that have ended: ``pool_...``, by what they are ranked by."""
 
     def __init__(self, how: Decoding, limits, end, never, device, requests):
         super().__init__(how, limits, end, never, device, requests)
         b, k, n = self.tokens.shape
-        rank = torch.full((b, k), -torch.inf, dtype=torch.float64, device=device)
-        self.tensors |= {
-            "pool_rank": rank,
-            "pool_total": torch.zeros((b, k), dtype=torch.float32, device=device),
+        self.of_rows |= {
+            "pool_rank": torch.full((b, k), -torch.inf, dtype=torch.float64, device=device),
+            "pool_total": torch.zeros((b, k), device=device),
             "pool_size": torch.zeros((b, k), dtype=torch.long, device=device),
             "pool_tokens": torch.zeros((b, k, n), dtype=torch.long, device=device),
             "ended": torch.zeros(b, dtype=torch.long, device=device),
-            # The norm at a row's limit: the most a score can be raised by going on.
-            "furthest": self.how.norm(self.limit.double()),
         }
         self.order = torch.arange(2 * k, device=device)
 
-    def step(self, logits, t):
+    def _choose(self, logprobs):
         k = self.how.ways
-        logprobs = self.allowed(logits.log_softmax(-1), t)
+        logprobs = self._allowed(logprobs)
         best, ids = logprobs.topk(min(2 * k, logprobs.shape[-1]))  # (B, N, 2K): none but these can be among the 2K best
-        totals = best if t == 0 else best + self.total[..., None]
+        totals = best + self.total[:, : best.shape[1], None]
         totals, at = totals.flatten(1).topk(min(2 * k, totals[0].numel()))
         ids, parents = ids.flatten(1).gather(1, at), at // best.shape[-1]
         ends = ids == self.end
-        self._end(totals[:, :k], parents[:, :k], ends[:, :k], t)
         # The best that go on: at most as many end as there are ways.
         order = (self.order[: ids.shape[1]] + 2 * k * ends).topk(k, largest=False).indices
+        was, ended = self.tokens.clone(), (totals[:, :k], parents[:, :k], ends[:, :k] & ~self.done[:, None])
         ids, parents = ids.gather(1, order), parents.gather(1, order)
-        tensors = self.tensors
-        tensors["total"] = totals.gather(1, order)
-        tensors["tokens"] = _taken(self.tokens, parents)
-        tensors["tokens"][:, :, t] = ids
-        tensors["done"] = self.done | (self.ended >= k) | self._settled()
-        if (t + 1 >= self.limits).any():
-            over = (t + 1 >= self.limit) & ~self.done
-            # What has not ended is behind everything that has.
-            rank = self.total.double() / self.how.norm(t + 1) - _NOT_ENDED
-            self._pool(torch.where(over[:, None], rank, -torch.inf), self.total, t + 1, self.tokens)
-            tensors["done"] = self.done | over
+        self.put(total=totals.gather(1, order), tokens=_of_ways(was, parents))
+        self._write(self.tokens, ids)
+        self.put(ended=self.ended + ended[2].sum(1))
+        over = (self.t + 1 >= self.limit) & ~self.done
+        self._pool(*ended, over, was)
+        self.put(done=self.done | over | (self.ended >= k) | self._settled())
         return ids, parents
 
     def _settled(self) -> Tensor:
         """Rows whose answer cannot change: the best way would have to lose no more probability until its limit."""
-        most = self.total[:, 0].double() / self.furthest
+        most = self.total[:, 0].double() / self.norms[self.limit]
         return self.pool_rank[:, self.how.n_best - 1] >= most
 
-    def _end(self, totals: Tensor, parents: Tensor, ends: Tensor, t: int) -> None:
-        """Take what has ended at this step into the pool."""
-        ends = ends & ~self.done[:, None]
-        if not ends.is_cuda and not bool(ends.any()):
+    def _pool(self, totals: Tensor, parents: Tensor, ends: Tensor, over: Tensor, was: Tensor) -> None:
+        """Take in what has ended at this step and, of rows at their limit, what has not: behind all that has."""
+        if not ends.is_cuda and not bool(ends.any()) and not bool(over.any()):
             return
-        self.tensors["ended"] = self.ended + ends.sum(1)
-        rank = totals.double() / self.how.norm(t + 1)
-        self._pool(torch.where(ends, rank, -torch.inf), totals, t, _taken(self.tokens, parents))
+        norm = self.norms[self.t + 1]
+        ended = torch.where(ends, totals.double() / norm, -torch.inf)
+        cut_off = torch.where(over[:, None], self.total.double() / norm - _NOT_ENDED, -torch.inf)
+        size = self.t.expand_as(self.pool_size)
+        all_of = {
+            "rank": [ended, cut_off],
+            "total": [totals, self.total],
+            "size": [size, size + 1],
+            "tokens": [_of_ways(was, parents), self.tokens],
+        }
+        together = {name: torch.cat([self.of_rows[f"pool_{name}"], *new], dim=1) for name, new in all_of.items()}
+        best = together["rank"].topk(self.how.ways).indices
+        for name, value in together.items():
+            self.put(**{f"pool_{name}": _of_ways(value, best) if value.dim() == 3 else value.gather(1, best)})
 
-    def _pool(self, rank: Tensor, total: Tensor, size: int, tokens: Tensor) -> None:
-        new = {"rank": rank, "total": total, "size": torch.full_like(self.pool_size, size), "tokens": tokens}
-        both = {name: torch.cat([self.tensors[f"pool_{name}"], value], dim=1) for name, value in new.items()}
-        best = both["rank"].topk(self.how.ways).indices
-        for name, value in both.items():
-            self.tensors[f"pool_{name}"] = _taken(value, best) if value.dim() == 3 else value.gather(1, best)
-
-    def _collect(self, which):
-        if not len(which):
-            return
-        at = torch.from_numpy(which).to(self.done.device)
-        rank, total, size, tokens = (
-            self.tensors[f"pool_{name}"][at, : self.how.n_best].cpu().numpy()
-            for name in ("rank", "total", "size", "tokens")
-        )
-        for i, row in enumerate(self.rows[which]):
-            for n in range(rank.shape[1]):
-                ended = bool(rank[i, n] > -_NOT_ENDED / 2)
-                score = float(rank[i, n] if ended else rank[i, n] + _NOT_ENDED)
-                self.found[row].append(Found(tokens[i, n, : size[i, n]].tolist(), float(total[i, n]), score, ended))
+    def _results(self, which):
+        ranks, totals, sizes, tokens = self._taken(which, "pool_rank", "pool_total", "pool_size", "pool_tokens")
+        for row in zip(ranks.tolist(), totals.tolist(), sizes.tolist(), tokens, strict=True):
+            best = [*zip(*row, strict=True)][: self.how.n_best]
+            yield [
+                Found(ids[:size].tolist(), total, rank if ended else rank + _NOT_ENDED, ended)
+                for rank, total, size, ids in best
+                for ended in [rank > -_NOT_ENDED / 2]
+            ]
 
 
 _NOT_ENDED = 1e6
 
 
-def _taken(tokens: Int[Tensor, "B N T"], ways: Int[Tensor, "B M"]) -> Int[Tensor, "B M T"]:
+def _of_ways(tokens: Int[Tensor, "B N T"], ways: Int[Tensor, "B M"]) -> Int[Tensor, "B M T"]:
     return tokens.gather(1, ways[..., None].expand(-1, -1, tokens.shape[2]))
 
 
@@ -244,43 +259,37 @@ class _Draws(_State):
     def __init__(self, how: Decoding, limits, end, never, device, requests):
         super().__init__(how, limits, end, never, device, requests)
         b, k, n = self.tokens.shape
-        self.tensors |= {
+        self.of_rows |= {
             "size": torch.zeros((b, k), dtype=torch.long, device=device),
             "ends": torch.zeros((b, k), dtype=torch.bool, device=device),
-            "parents": torch.arange(k, device=device).expand(b, k),
+            "parents": torch.arange(k, device=device).repeat(b, 1),
         }
         if how.temperature:
-            lots = uniform(how.seed, self.requests[:, None, None], np.arange(k)[None, :, None], np.arange(n))
-            self.tensors["lots"] = torch.from_numpy(lots).to(device)
+            numbers = np.arange(b) if requests is None else np.asarray(requests)
+            lots = uniform(how.seed, numbers[:, None, None], np.arange(k)[None, :, None], np.arange(n))
+            self.of_rows["lots"] = torch.from_numpy(lots).to(device)
 
-    def step(self, logits, t):
-        logprobs = logits.log_softmax(-1).expand(-1, self.how.ways, -1)
-        choices = self.allowed(logprobs.clone() if self.never or self.how.min_length else logprobs, t)
+    def _choose(self, logprobs):
+        logprobs = logprobs.expand(-1, self.how.ways, -1)
+        choices = self._allowed(logprobs.clone())
         if self.how.temperature:
-            ids = drawn(choices / self.how.temperature, self.lots[:, :, t], self.how.top_k, self.how.top_p)
+            lots = self.lots.index_select(2, self.t)[..., 0]
+            ids = drawn(choices / self.how.temperature, lots, self.how.top_k, self.how.top_p)
         else:
             ids = choices.argmax(-1)
-        ids = torch.where(self.ends, self.end, ids)
-        gain = logprobs.gather(2, ids[..., None])[..., 0]
-        still = ~self.ends & (t < self.limit)[:, None]
-        tensors = self.tensors
-        tensors["total"] = self.total + torch.where(still, gain, 0)
-        tensors["ends"] = self.ends | (still & (ids == self.end))
-        tensors["size"] = self.size + (still & ~self.ends)
-        tensors["done"] = self.ends.all(1) | (t + 1 >= self.limit)
-        tensors["tokens"][:, :, t] = ids
+        goes_on = ~self.ends & (self.t < self.limit)[:, None]
+        ids = torch.where(goes_on, ids, self.end)
+        gain = torch.where(goes_on, logprobs.gather(2, ids[..., None])[..., 0], 0)
+        self.put(total=self.total + gain, ends=self.ends | (goes_on & (ids == self.end)))
+        self.put(size=self.size + (goes_on & ~self.ends), done=self.ends.all(1) | (self.t + 1 >= self.limit))
+        self._write(self.tokens, ids)
         return ids, self.parents
 
-    def _collect(self, which):
-        at = torch.from_numpy(which).to(self.done.device)
-        total, size, ends, tokens = (self.tensors[name][at].cpu() for name in ("total", "size", "ends", "tokens"))
-        scores = total.double() / self.how.norm((size + ends).double())
-        for i, row in enumerate(self.rows[which]):
-            found = [
-                Found(tokens[i, n, : size[i, n]].tolist(), float(total[i, n]), float(scores[i, n]), bool(ends[i, n]))
-                for n in range(total.shape[1])
-            ]
-            self.found[row] = found
+    def _results(self, which):
+        totals, sizes, ends, tokens = self._taken(which, "total", "size", "ends", "tokens")
+        scores = totals.double() / self.norms.cpu()[sizes + ends]
+        for row in zip(tokens, sizes.tolist(), totals.tolist(), scores.tolist(), ends.tolist(), strict=True):
+            yield [Found(ids[:size].tolist(), *rest) for ids, size, *rest in zip(*row, strict=True)]
 
 
 def drawn(

@@ -111,7 +111,7 @@ class Cache:
             prompt = (places % self.lanes == 0) & (places < self.position[:, None] * self.lanes)
             self.seen = prompt[:, None].repeat(1, self.lanes, 1)
         else:
-            self.seen = self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[2]))
+            self.seen.copy_(self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[2])))
 
     def visible(self, slots: Int[Tensor, "B T"], span: int) -> Bool[Tensor, "rows queries S"] | None:
         """Which slots a step may look at, its own included, beside those that come after; None where all."""
