@@ -82,7 +82,8 @@ class Trainer:
         precision = self.train.precision or ("bfloat16" if on_gpu else "float32")
         self.dtype = torch.bfloat16 if precision == "bfloat16" else None  # None: as the weights are
         self.replays = False  # whether the step is a recorded graph
-        if (on_gpu and self.train.packed) if self.train.compile is None else self.train.compile:
+        self.compiles = bool((on_gpu and self.train.packed) if self.train.compile is None else self.train.compile)
+        if self.compiles:
             self._compile(objective, bool(self.train.packed))
         self.objective = world.wrap(objective, self.dtype)
         self.parameters = dict(self.model.named_parameters())  # whole, or in shards
@@ -330,14 +331,14 @@ class Trainer:
         value = torch.zeros((), dtype=torch.float64, device=self.device)
         if self.world.first or self.world.shard:
             rows = range(min(self.train.bleu, len(self.shown["source"])))
-            with self._evaluating(), self.world.whole(self.objective):
+            with self._decoding():
                 said = tasks.translations(self.model, self.data, self.shown, rows)
             if self.world.first:
                 value += tasks.bleu(self.data, self.shown, said)
         return self.world.sum(value).item()
 
     def samples(self) -> list[dict[str, str]]:
-        with self._evaluating(), self.world.whole(self.objective):
+        with self._decoding():
             return list(tasks.samples(self.model, self.data, self.shown))
 
     @contextlib.contextmanager
@@ -348,6 +349,13 @@ class Trainer:
                 yield
         finally:
             self.objective.train()
+
+    @contextlib.contextmanager
+    def _decoding(self) -> Iterator[None]:
+        """Within, the model can write: its weights are whole, and nothing is compiled anew for every length."""
+        eager = torch.compiler.set_stance("force_eager") if self.compiles else contextlib.nullcontext()
+        with self._evaluating(), self.world.whole(self.objective), eager:
+            yield
 
     @contextlib.contextmanager
     def _averaged(self) -> Iterator[None]:
