@@ -176,8 +176,10 @@ CANDIDATES = {
         "ctranslate2 int8": (ctranslate2, "int8"),
     },
     "cuda": {
+        "regard float32": (ours, "float32"),
         "regard bfloat16": (ours, "bfloat16"),
         "regard float16": (ours, "float16"),
+        "transformers float32": (transformers, "float32"),
         "transformers bfloat16": (transformers, "bfloat16"),
         "transformers float16": (transformers, "float16"),
         "ctranslate2 float16": (ctranslate2, "float16"),
@@ -220,11 +222,13 @@ def lay_out(model: Model, folder: Path) -> None:
     else:
         (folder / "regard").symlink_to(model.path.resolve(), target_is_directory=True)
     for package, to in (("transformers", "hf"), ("ctranslate2", "ctranslate2")):
-        if importlib.util.find_spec(package):
-            try:
-                export(model, to, folder / to)
-            except regard.RegardError as error:
-                print(f"{package}: {error}")
+        if not importlib.util.find_spec(package):
+            print(f"{package}: left out (not installed)")
+            continue
+        try:
+            export(model, to, folder / to)
+        except regard.RegardError as error:
+            print(f"{package}: left out ({error})")
 
 
 # -- measuring --------------------------------------------------------------------------------

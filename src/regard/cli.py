@@ -339,12 +339,15 @@ def _load(name: str, device: str | None, precision: str | None, task: str) -> An
         raise InputError(f"--precision ({precision}) must be float32, bfloat16 or float16")
     import torch
 
+    from regard.memory import keep_freed_memory
     from regard.model import load
 
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device (cuda): there is no GPU here; leave it out")
     model = load(name, device=device, precision=precision)  # type: ignore[arg-type]
     model.check_task(task)
+    if model.device.type == "cpu":
+        keep_freed_memory()
     return model
 
 

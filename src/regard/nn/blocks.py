@@ -146,7 +146,7 @@ class Stack(nn.Module):
         rotation: Rotation | None = None,
         cache: Cache | None = None,
         memory: Float[Tensor, "B S M"] | None = None,
-        memory_mask: Mask = Mask(),
+        memory_mask: Mask | Lowered = Mask(),
         capture: Collection[str] = (),
         collect: list[Tensor] | None = None,
     ) -> tuple[Float[Tensor, "B T C"], dict[str, Attended]]:
@@ -156,16 +156,17 @@ class Stack(nn.Module):
         span = t if cache is None else cache.span(t)
         lowered = {window: as_kernel_wants(mask._replace(window=window), s=span) for window in set(self.windows)}
         cross = [memory] * len(self.blocks) if cache is None else cache.cross or [None] * len(self.blocks)
-        lowered_memory = Lowered()
-        if cross and cross[0] is not None:
+        lowered_memory = memory_mask if isinstance(memory_mask, Lowered) else Lowered()
+        if cross and cross[0] is not None and isinstance(memory_mask, Mask):
             lowered_memory = as_kernel_wants(memory_mask, s=_length(cross[0]))
+        place = None if cache is None or mask.slots is None else cache.place(mask.slots)
         attended: dict[str, Attended] = {}
         for i, block in enumerate(self.blocks):
             x, of_self, of_cross = block(
                 x,
                 mask=lowered[self.windows[i]],
                 rotation=rotation,
-                store=None if cache is None else partial(cache.write, i, slots=mask.slots, span=span),
+                store=None if cache is None else partial(cache.write, i, slots=mask.slots, place=place, span=span),
                 memory=cross[i],
                 memory_mask=lowered_memory,
                 capture_self=f"{i}.self" in capture,

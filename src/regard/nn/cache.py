@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.config import InputError
-from regard.nn.masks import Layout, check_range
+from regard.nn.masks import Lowered, check_range
 
 
 class KeyValue(NamedTuple):
@@ -48,9 +48,9 @@ def check_batch(batch_size: int, position: Int[Tensor, " B"], t: int, ways: int 
 class Cache:
     """A Transformer decoder's memory of its own past and of the encoder's output.
 
-    ``k`` and ``v`` hold (layer, row, slot, head, width); ``cross`` the encoder's keys and values, computed
-    once when decoding starts, and ``memory`` where they are real. A token at position p in lane n has slot p ``lanes``
-    + n. One slot more than there are takes the padding of rows that are full.
+    ``k`` and ``v`` hold (layer, row, slot, head, width); ``cross`` the encoder's keys and values, computed once when
+    decoding starts, and ``memory_mask`` where they are real. A token at position p in lane n has slot p ``lanes`` + n.
+    One slot more than there are takes the padding of rows that are full.
 
     >>> from regard import presets
     >>> from regard.nn import Transformer
@@ -74,7 +74,7 @@ class Cache:
         device: torch.device,
         dtype: torch.dtype,
         cross: list[KeyValue],
-        memory: Layout,
+        memory_mask: Lowered,
     ):
         self.max_len, self.lanes = max_len, lanes
         size = (n_layers, batch_size, max_len * lanes + 1, n_heads)
@@ -82,7 +82,7 @@ class Cache:
         self.v = torch.zeros(*size, d_value, device=device, dtype=dtype)
         self.position = torch.zeros(batch_size, dtype=torch.long, device=device)
         self.cross = cross
-        self.memory = memory
+        self.memory_mask = memory_mask
         self.seen: Tensor | None = None  # (B, lanes, slots), once the rows have forked
         self.shown: int | None = None  # positions to look at, where somebody knows better than the device tells
 
@@ -121,12 +121,27 @@ class Cache:
         self.seen.scatter_(2, slots[..., None], True)
         return self.seen[:, :, :span]
 
-    def write(self, layer: int, new: KeyValue, slots: Int[Tensor, "B T"] | None, span: int) -> KeyValue:
+    def place(self, slots: Int[Tensor, "B T"]) -> slice | None:
+        """The slots as a slice, where that can be known without waiting and all rows stand at the same: it is written
+        to much faster."""
+        if torch.compiler.is_compiling() or slots.device.type != "cpu" or not slots.numel():
+            return None
+        first, last = int(slots[0, 0]), int(slots[0, -1])
+        same = bool((slots == slots[0]).all()) and last < self.max_len * self.lanes  # those beyond are clamped to one
+        return slice(first, last + 1, 1 if self.seen is not None else self.lanes) if same else None
+
+    def write(
+        self, layer: int, new: KeyValue, slots: Int[Tensor, "B T"] | None, place: slice | None, span: int
+    ) -> KeyValue:
         """Put new keys and values (not their gradients) at their slots; return the layer's first ``span``."""
         assert slots is not None, "a mask over a cache places its queries"
-        rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
+        rows = None if place is not None else torch.arange(slots.shape[0], device=slots.device)[:, None]
         for held, given in ((self.k, new.k), (self.v, new.v)):
-            held[layer].index_put_((rows, slots), given.detach().transpose(1, 2).to(held.dtype))
+            given = given.detach().transpose(1, 2).to(held.dtype)
+            if place is not None:
+                held[layer, :, place] = given
+            else:
+                held[layer].index_put_((rows, slots), given)
         return KeyValue(self.k[layer, :, :span].transpose(1, 2), self.v[layer, :, :span].transpose(1, 2))
 
     def advance(self, by: int | Tensor) -> None:
@@ -160,16 +175,16 @@ class Cache:
             held.copy_(held.index_select(0, rows))
         self.position.copy_(self.position.index_select(0, rows))
         if cross:
-            memory = (self.memory.lengths, self.memory.starts)
-            for held in (*(t for layer in self.cross for t in layer), *(t for t in memory if t is not None)):
+            mask = (self.memory_mask.bias, self.memory_mask.alive)
+            for held in (*(t for layer in self.cross for t in layer), *(t for t in mask if t is not None)):
                 held.copy_(held.index_select(0, rows))
 
     def keep(self, rows: Int[Tensor, " N"]) -> None:
         """Go on with some rows only."""
         self.k, self.v, self.position = self.k[:, rows], self.v[:, rows], self.position[rows]
         self.cross = [KeyValue(layer.k[rows], layer.v[rows]) for layer in self.cross]
-        lengths, starts = (None if t is None else t[rows] for t in (self.memory.lengths, self.memory.starts))
-        self.memory = Layout(lengths=lengths, starts=starts)
+        bias, alive = (None if t is None else t[rows] for t in (self.memory_mask.bias, self.memory_mask.alive))
+        self.memory_mask = self.memory_mask._replace(bias=bias, alive=alive)
         self.seen = None if self.seen is None else self.seen[rows]
 
     def reset(self, rows: Int[Tensor, " N"]) -> None:

@@ -299,6 +299,14 @@ def lower(mask: Mask, t: int, s: int, *, device: torch.device, dtype: torch.dtyp
     return Lowered(bias=bias if may is None else bias.masked_fill(~may, float("-inf")), alive=alive)
 
 
+def lower_memory(layout: Layout, memory: Float[Tensor, "B S C"]) -> Lowered:
+    """The mask of a memory that is attended to again and again, by any number of queries a row: lowered once."""
+    lowered = lower(cross_mask(layout), 1, memory.shape[1], device=memory.device, dtype=memory.dtype)
+    if lowered.alive is None or torch.compiler.is_compiling() or not _on_cpu(lowered.alive):
+        return lowered
+    return lowered._replace(alive=None) if bool(lowered.alive.all()) else lowered
+
+
 def _alibi(mask: Mask, t: int, s: int, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "B H T S"]:
     assert mask.slopes is not None
     apart = _apart(mask, t, torch.arange(s, device=device)).abs()

@@ -21,7 +21,7 @@ from regard.nn.attention import Attended, Attention
 from regard.nn.cache import KeyValue, check_batch, check_rows
 from regard.nn.embed import TokenEmbed
 from regard.nn.heads import pool
-from regard.nn.masks import Layout, Lowered, cross_mask, lower
+from regard.nn.masks import Layout, Lowered, lower_memory
 from regard.nn.outputs import Encoded
 
 # cuDNN would like each layer's weights in one piece and copies them together at every call: a few megabytes.
@@ -184,7 +184,7 @@ class RecurrentTower(nn.Module):
             if self.attn is not None:
                 # Copies: a reorder moves them in place, and an identity projection hands out the memory itself.
                 cross = KeyValue(*(t.clone() for t in self.attn.remember(hidden)))
-                mask = lower(cross_mask(layout), 1, hidden.shape[1], device=hidden.device, dtype=hidden.dtype)
+                mask = lower_memory(layout, hidden)
         return RecurrentCache(
             [state[i].contiguous() for i in range(config.n_layers)],
             list(cells.unbind()) if config.cell == "lstm" else [],

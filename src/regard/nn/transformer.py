@@ -26,7 +26,7 @@ from regard.nn.cache import Cache
 from regard.nn.dropout import dropout
 from regard.nn.embed import PatchEmbed, TokenEmbed, make_embed
 from regard.nn.heads import ContrastiveHead, LabelsHead, Mix, Pair, PooledHead, VocabularyHead
-from regard.nn.masks import Layout, Mask, as_layout, cross_mask, self_mask
+from regard.nn.masks import Layout, Lowered, Mask, as_layout, cross_mask, lower_memory, self_mask
 from regard.nn.norms import make_norm
 from regard.nn.outputs import Decoded, Encoded
 from regard.nn.positions import Alibi, Learned, Rotary, joined_positions
@@ -71,11 +71,11 @@ class Tower(nn.Module):
         if limit is not None and max_len > limit:
             raise InputError(f"a cache of {max_len} tokens is more than the {limit} positions of this model")
         d_head, d_value = config.head_widths
-        cross, where = [], Layout()
+        cross, mask = [], Lowered()
         if memory is not None:
             cross = [cast(Block, block).remember(memory.hidden, dtype) for block in self.stack.blocks]
-            lengths, starts = (None if t is None else t.clone() for t in (memory.layout.lengths, memory.layout.starts))
-            where = Layout(lengths=lengths, starts=starts)
+            layout = Layout(lengths=memory.layout.lengths, starts=memory.layout.starts)
+            mask = lower_memory(layout, memory.hidden)
         return Cache(
             config.n_layers,
             batch_size,
@@ -87,7 +87,7 @@ class Tower(nn.Module):
             device=next(self.parameters()).device,
             dtype=dtype,
             cross=cross,
-            memory=where,
+            memory_mask=mask,
         )
 
     def forward(
@@ -132,7 +132,7 @@ class Tower(nn.Module):
             seen = cache.visible(slots, cache.span(x.shape[1]))
             places = {"slots": slots, "lanes": cache.lanes, "seen": seen}
             mask = self_mask(Layout(prefix=layout.prefix), causal=config.causal, slopes=slopes, **places)
-            memory_mask = cross_mask(cache.memory)
+            memory_mask = cache.memory_mask
         else:
             mask = self_mask(layout, causal=config.causal, slopes=slopes)
             memory_mask = Mask() if memory is None else cross_mask(memory.layout, layout)

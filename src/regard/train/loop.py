@@ -26,6 +26,7 @@ from regard.config import InputError, ModelConfig, Recurrent, RegardError
 from regard.data.batch import draws
 from regard.data.batches import make_batches
 from regard.data.store import DataDir
+from regard.memory import keep_freed_memory
 from regard.nn import Transformer
 from regard.nn.blocks import Block
 from regard.recipe import Recipe, model_config
@@ -33,7 +34,6 @@ from regard.train import checkpoint, tasks
 from regard.train.compiled import compiled
 from regard.train.distributed import World, gathered, local, scattered
 from regard.train.loader import Loader, Update
-from regard.train.memory import keep_freed_memory
 from regard.train.optim import Optimizer, learning_rate
 from regard.train.run import Run
 from regard.train.watch import Watch, shown

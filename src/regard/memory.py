@@ -1,4 +1,5 @@
-"""What becomes of the memory that a training step frees; how much it takes is :mod:`regard.train.plan`'s."""
+"""What becomes of the memory that a step of training or decoding frees; how much it takes is
+:mod:`regard.train.plan`'s."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ def keep_freed_memory() -> bool:
     """Keep what a step frees for the next one, which takes as much; whether the C library could be told.
 
     glibc would hand it back to the system, which clears it page by page when it comes again. That is for a process
-    that trains on a CPU until it ends: what was once its memory stays its own.
+    that trains or translates on a CPU until it ends: what was once its memory stays its own.
 
     >>> told = keep_freed_memory()  # before the first step
     """

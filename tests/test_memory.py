@@ -9,7 +9,7 @@ import pytest
 # In a process of its own, for it cannot be taken back. Five pieces are more than glibc would keep by itself.
 SCRIPT = """
 import ctypes, resource
-from regard.train.memory import keep_freed_memory
+from regard.memory import keep_freed_memory
 
 libc, size = ctypes.CDLL(None), 23 * 2**20
 libc.malloc.restype = ctypes.c_void_p
