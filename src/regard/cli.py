@@ -390,6 +390,25 @@ def evaluate(
 
 
 @app.command()
+def export(
+    model: ModelName,
+    to: Annotated[str | None, typer.Option(help="hf (transformers) or ctranslate2.")] = None,
+    out: Annotated[str | None, typer.Option(help="The directory to make.")] = None,
+) -> None:
+    """Write a translator as a directory that others load.
+
+    regard export en-de --to ctranslate2 --out en-de-ct2
+    """
+    if to is None or out is None:
+        raise InputError("--to and --out: say for whom (hf, ctranslate2) and where")
+
+    from regard.interop.directory import export as write
+    from regard.model import load
+
+    print(write(load(model, device="cpu", precision="float32"), to, out))
+
+
+@app.command()
 def plan(
     model: Annotated[str, typer.Argument(help="A recipe, a TOML file with only a [model], or a preset.")],
     changes: Changes = None,

@@ -126,9 +126,9 @@ def written_out(model, memory, own, limit, how):
         candidates.sort(key=lambda c: -c[0])
         ended += [(total / how.norm(t + 1), ids) for total, ids, id in candidates[: how.ways] if id == END]
         ways = [([*ids, id], total) for total, ids, id in candidates if id != END][: how.ways]
-        if len(ended) >= how.ways:
+        ended.sort(key=lambda e: -e[0])
+        if len(ended) >= how.ways and ended[how.ways - 1][0] >= ways[0][1] / how.norm(t + 1):
             break
-    ended.sort(key=lambda e: -e[0])
     return [ids for _, ids in ended], [ids for ids, _ in ways]
 
 
@@ -136,7 +136,7 @@ def written_out(model, memory, own, limit, how):
 @pytest.mark.parametrize("beam", [2, 3, 5])
 @pytest.mark.parametrize("name", ["tiny_encoder_decoder", "tiny_bahdanau", "tiny_decoder"])
 def test_a_beam_is_what_it_says(name, beam, penalty):
-    """The search written out: lists, sorting, no cache, no early stop but when as many have ended as the beam is wide."""
+    """The search written out: lists, sorting, no cache, no early stop: it ends when a beam of ended ones leads."""
     how = Decoding(beam=beam, n_best=2, penalty=penalty, min_length=2)
     n_ended = set()
     for ends in (1.0, 3.0):
@@ -149,9 +149,39 @@ def test_a_beam_is_what_it_says(name, beam, penalty):
     assert max(n_ended) >= beam
 
 
+def test_worthless_endings_do_not_end_a_search():
+    """A model that is sure of itself: every step has one good continuation, and ending is always the second best."""
+    wanted = [5, 9, 6, 8, 10, 4, 11, 12]
+
+    class Sure:
+        """Stands in for a model that has learned one sentence by heart."""
+
+        def start(self, **options):
+            return self
+
+        def decode(self, ids, **options):
+            return type("Decoded", (), {"hidden": ids[..., None].double()})
+
+        def follow(self, parents):
+            pass
+
+        def keep(self, rows):
+            pass
+
+        def logits(self, hidden):
+            scores = torch.full((*hidden.shape[:2], 13), -20.0)
+            scores[..., END] = -10.0
+            for last, following in zip([1, *wanted], [*wanted, END], strict=True):
+                scores[hidden[..., 0] == last, following] = 0.0
+            return scores
+
+    found = search(Sure(), torch.tensor([[1]]), end=END, limits=20, how=Decoding(beam=4))  # type: ignore[arg-type]
+    assert found[0][0].ids == wanted
+
+
 @pytest.mark.parametrize(("name", "ends"), [("tiny_encoder_decoder", 1.0), ("tiny_bahdanau", 4.0)])
 def test_stopping_early_changes_nothing(name, ends, monkeypatch):
-    """Without the bound every row goes on until as many have ended as the beam is wide: the same answers."""
+    """Without the bound every row goes on until a beam of ended ones leads: the same answers."""
     how = Decoding(beam=5)
     steps = []
     for early in (True, False):

@@ -5,9 +5,11 @@ at once, and Transformer and recurrent models alike take it. What is chosen stay
 then which rows are done, takes their results and goes on with the others.
 
 - **Beam search.** The ``beam`` best ways of each row go on. A sequence has ended when its end token is among the
-  ``beam`` best continuations; a row is done when as many have ended as the beam is wide. It stops earlier where nothing
-  can change any more: a way's logarithm of probability only falls, so what it could still score is known, and
-  once ``n_best`` ended ones score at least that, the others need not go on. A beam of 1 is greedy search.
+  ``beam`` best continuations. A row is done when as many that have ended as the beam is wide score at least what the
+  best that goes on scores by now: counting endings alone would let worthless ones end the search while the best goes
+  on. It stops earlier where nothing can change any more: a way's logarithm of probability only falls, so what it could
+  still score is known, and once ``n_best`` ended ones score at least that, the others need not go on. A beam of 1 is
+  greedy search.
 - **Drawing.** The number drawn for a token belongs to (seed, request, way, position): who else is in the batch changes
   nothing.
 """
@@ -80,16 +82,21 @@ def search(
     else:
         last = hidden.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
     state = (_Draws if how.temperature or how.ways == 1 else _Beams)(how, limits, end, never, prompt.device, requests)
-    for t in range(max(limits)):
-        ids, parents = state.step(model.logits(last).float())
+
+    def choose(hidden: Tensor) -> Tensor:
+        ids, parents = state.step(model.logits(hidden).float())
         cache.follow(parents)
+        return ids
+
+    ids = choose(last)
+    for t in range(max(limits)):
         keep = state.leave(t)
         if keep is not None:
             if not len(keep):
                 break
             cache.keep(keep)
             ids = ids[keep]
-        last = model.decode(ids, cache=cache).hidden
+        ids = choose(model.decode(ids, cache=cache).hidden)
     return state.found
 
 
@@ -187,7 +194,6 @@ class _Beams(_State):
             "pool_total": torch.zeros((b, k), device=device),
             "pool_size": torch.zeros((b, k), dtype=torch.long, device=device),
             "pool_tokens": torch.zeros((b, k, n), dtype=torch.long, device=device),
-            "ended": torch.zeros(b, dtype=torch.long, device=device),
         }
         self.order = torch.arange(2 * k, device=device)
 
@@ -205,10 +211,10 @@ class _Beams(_State):
         ids, parents = ids.gather(1, order), parents.gather(1, order)
         self.put(total=totals.gather(1, order), tokens=_of_ways(was, parents))
         self._write(self.tokens, ids)
-        self.put(ended=self.ended + ended[2].sum(1))
         over = (self.t + 1 >= self.limit) & ~self.done
         self._pool(*ended, over, was)
-        self.put(done=self.done | over | (self.ended >= k) | self._settled())
+        all_ended = self.pool_rank[:, -1] >= self.total[:, 0].double() / self.norms[self.t + 1]
+        self.put(done=self.done | over | all_ended | self._settled())
         return ids, parents
 
     def _settled(self) -> Tensor:
