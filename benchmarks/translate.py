@@ -39,6 +39,7 @@ from regard import presets
 from regard.data.tokenizer import SPECIAL, Tokenizer
 from regard.decode.search import Decoding, search
 from regard.interop.directory import export
+from regard.memory import keep_freed_memory
 from regard.model import Model
 from regard.nn import Transformer
 from regard.weights import write_weights
@@ -65,6 +66,8 @@ class Work:
 def ours(folder: Path, precision: str, work: Work) -> Callable[[], list[Any]]:
     torch.set_num_threads(work.threads)
     model = regard.load(folder / "regard", device=work.device, precision=precision)  # type: ignore[arg-type]
+    if work.device == "cpu":
+        keep_freed_memory()  # as `regard translate` does
 
     def ids() -> list[list[int]]:
         source = torch.tensor(work.sources, device=model.device)

@@ -405,7 +405,7 @@ def export(
     from regard.interop.directory import export as write
     from regard.model import load
 
-    print(write(load(model, device="cpu", precision="float32"), to, out))
+    print(write(load(model, device="cpu", precision="float32", packed=False), to, out))
 
 
 @app.command()
@@ -506,6 +506,40 @@ def presets(as_json: AsJson = False) -> None:
     for row in rows:
         table.add_row(row["name"], row["shape"], f"{row['parameters']:,}", row["about"])
     _show(rows if as_json else table, as_json, width=160)  # in a pipe, a line a preset
+
+
+@app.command()
+def compare(
+    recipes: Annotated[
+        list[str],
+        typer.Argument(metavar="RECIPE... [KEY=VALUE]...", help="Recipes, and values to change in all of them."),
+    ],
+    out: Annotated[str, typer.Option(help="The directory for the data, the runs and the report.")],
+    test_source: Annotated[str | None, typer.Option(help="What to score on.  [default: the held-out part]")] = None,
+    test_reference: Annotated[str | None, typer.Option(help="Its translation, line by line.")] = None,
+    device: Device = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing on the way.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train recipes on the same data with the same budget, and score them: a table, a report, a picture.
+
+    regard compare recipes/compare/*.toml --out runs/compare
+    """
+    if (test_source is None) != (test_reference is None):
+        raise InputError("--test-source and --test-reference: give both, or none of them")
+    changes = [given for given in recipes if "=" in given and not os.path.exists(given)]
+    paths = [given for given in recipes if given not in changes]
+
+    from regard.train.compare import compare as compare_recipes
+    from regard.train.loop import Stopped
+
+    test = None if test_source is None or test_reference is None else (test_source, test_reference)
+    try:
+        compared = compare_recipes(paths, out, changes=changes, test=test, device=device, quiet=quiet)
+    except Stopped as stopped:
+        print(f"{stopped}; everything is saved. To go on: the same command again", file=sys.stderr)
+        raise typer.Exit(128 + stopped.number) from None
+    _show(compared, as_json, width=140)
 
 
 # ---------------------------------------------------------------------------------------

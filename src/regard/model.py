@@ -20,6 +20,7 @@ from torch import Tensor
 from regard.config import InputError, ModelConfig
 from regard.data.tokenizer import Tokenizer
 from regard.nn import Transformer
+from regard.nn.packed import pack
 from regard.schema import suggest
 from regard.weights import read_weights
 
@@ -81,10 +82,13 @@ class Model:
             raise InputError(f"{name}: was trained to {self.task}, not to {' or '.join(tasks)}; give another model")
 
 
-def load(path: str | Path, *, device: str | None = None, precision: Precision | None = None) -> Model:
+def load(
+    path: str | Path, *, device: str | None = None, precision: Precision | None = None, packed: bool = True
+) -> Model:
     """A trained model: of a run directory, or one that comes with regard by its name.
 
-    Left out, the device is a GPU if there is one, and the precision bfloat16 there, float32 on a CPU.
+    Left out, the device is a GPU if there is one, and the precision bfloat16 there, float32 on a CPU. On a CPU the
+    weights are laid out anew for its matrix kernels; ``packed=False`` leaves them as they are, to look at or to export.
 
     >>> load("nowhere")
     Traceback (most recent call last):
@@ -112,8 +116,11 @@ def load(path: str | Path, *, device: str | None = None, precision: Precision | 
         raise InputError(f"{folder / 'model.safetensors'}: does not fit its config.json ({problem[:200]})") from None
     dtype = getattr(torch, precision or ("bfloat16" if place.type == "cuda" else "float32"))
     own = folder / "source.tokenizer.json"
+    net = net.to(place, dtype).requires_grad_(False)
+    if packed:
+        pack(net)
     return Model(
-        net.to(place, dtype).requires_grad_(False),
+        net,
         task,
         Tokenizer.load(folder / "tokenizer.json"),
         Tokenizer.load(own) if own.exists() else None,

@@ -162,6 +162,9 @@ def test_worthless_endings_do_not_end_a_search():
         def decode(self, ids, **options):
             return type("Decoded", (), {"hidden": ids[..., None].double()})
 
+        def parameters(self):
+            yield torch.zeros(1)
+
         def follow(self, parents):
             pass
 

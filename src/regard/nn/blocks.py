@@ -117,7 +117,7 @@ class Block(nn.Module):
         """The memory's keys and values for this block's cross-attention, computed once."""
         assert self.cross_attn is not None, "only a block over a memory is asked"
         kv = self.cross_attn.remember(memory)
-        return KeyValue(kv.k.to(dtype), kv.v.to(dtype))
+        return KeyValue(*(part.to(dtype).contiguous() for part in kv))
 
     def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
         return norm(x) if self.pre else x

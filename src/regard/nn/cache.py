@@ -48,7 +48,7 @@ def check_batch(batch_size: int, position: Int[Tensor, " B"], t: int, ways: int 
 class Cache:
     """A Transformer decoder's memory of its own past and of the encoder's output.
 
-    ``k`` and ``v`` hold (layer, row, slot, head, width); ``cross`` the encoder's keys and values, computed once when
+    ``k`` and ``v`` hold (layer, row, head, slot, width); ``cross`` the encoder's keys and values, computed once when
     decoding starts, and ``memory_mask`` where they are real. A token at position p in lane n has slot p ``lanes`` + n.
     One slot more than there are takes the padding of rows that are full.
 
@@ -77,7 +77,7 @@ class Cache:
         memory_mask: Lowered,
     ):
         self.max_len, self.lanes = max_len, lanes
-        size = (n_layers, batch_size, max_len * lanes + 1, n_heads)
+        size = (n_layers, batch_size, n_heads, max_len * lanes + 1)
         self.k = torch.zeros(*size, d_head, device=device, dtype=dtype)
         self.v = torch.zeros(*size, d_value, device=device, dtype=dtype)
         self.position = torch.zeros(batch_size, dtype=torch.long, device=device)
@@ -98,8 +98,8 @@ class Cache:
         if self.shown is not None:
             return self.shown * self.lanes
         if torch.compiler.is_compiling() or self.position.device.type != "cpu":
-            return self.k.shape[2]
-        return min((self._used() + (t if self.seen is None else 1)) * self.lanes, self.k.shape[2])
+            return self.k.shape[3]
+        return min((self._used() + (t if self.seen is None else 1)) * self.lanes, self.k.shape[3])
 
     def _used(self) -> int:
         return int(self.position.max()) if self.position.numel() else 0
@@ -135,14 +135,13 @@ class Cache:
     ) -> KeyValue:
         """Put new keys and values (not their gradients) at their slots; return the layer's first ``span``."""
         assert slots is not None, "a mask over a cache places its queries"
-        rows = None if place is not None else torch.arange(slots.shape[0], device=slots.device)[:, None]
         for held, given in ((self.k, new.k), (self.v, new.v)):
-            given = given.detach().transpose(1, 2).to(held.dtype)
+            given = given.detach().to(held.dtype)
             if place is not None:
-                held[layer, :, place] = given
+                held[layer, :, :, place] = given
             else:
-                held[layer].index_put_((rows, slots), given)
-        return KeyValue(self.k[layer, :, :span].transpose(1, 2), self.v[layer, :, :span].transpose(1, 2))
+                held[layer].scatter_(2, slots[:, None, :, None].expand_as(given), given)
+        return KeyValue(self.k[layer, :, :, :span], self.v[layer, :, :, :span])
 
     def advance(self, by: int | Tensor) -> None:
         """Move each row on by its number of real tokens."""
@@ -171,7 +170,7 @@ class Cache:
         if self.seen is not None:
             raise InputError("the rows of this cache have forked; their ways move with follow")
         used = self.span(0)
-        for held in (*self.k[:, :, :used], *self.v[:, :, :used]):  # a layer at a time: a small copy
+        for held in (*self.k[:, :, :, :used], *self.v[:, :, :, :used]):  # a layer at a time: a small copy
             held.copy_(held.index_select(0, rows))
         self.position.copy_(self.position.index_select(0, rows))
         if cross:

@@ -32,6 +32,7 @@ class VocabularyHead(nn.Module):
             self.activation = ACTIVATIONS[tower.activation]
         self.weight = None if config.tied else nn.Parameter(torch.empty(vocab_size, d))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if config.bias else None
+        self.packed: nn.Module | None = None  # the table, as nn.packed lays it out
 
     def reset_parameters(self, std: float | None = None) -> None:
         if self.weight is not None:
@@ -45,7 +46,8 @@ class VocabularyHead(nn.Module):
         return self.norm(self.activation(self.dense(hidden)))
 
     def forward(self, hidden: Float[Tensor, "... C"], table: Float[Tensor, "V C"]) -> Float[Tensor, "... V"]:
-        return F.linear(self.transformed(hidden), table, self.bias)
+        hidden = self.transformed(hidden)
+        return F.linear(hidden, table, self.bias) if self.packed is None else self.packed(hidden)
 
 
 class Mix(nn.Module):
