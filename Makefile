@@ -6,11 +6,7 @@ WITH ?=
 
 .PHONY: quickstart test check bench install clean
 quickstart: $(INSTALLED)
-	@$(BIN)/regard walk "I am a student"
-	@echo
-	@$(BIN)/regard walk --scores 112,96,16,8 --d-key 64
-	@echo
-	@echo "What the steps mean: docs/walk.md. Another model: $(BIN)/regard walk I am a student --model tiny_decoder"
+	@$(BIN)/regard quickstart $(WITH)
 
 test: $(INSTALLED)
 	$(BIN)/pytest -n 2 $(WITH)

@@ -24,9 +24,9 @@ from torch import nn
 
 from measure import measure, measure_in_turns, report
 from regard import presets
+from regard.memory import keep_freed_memory
 from regard.nn import Transformer, sinusoid
 from regard.train.compiled import compiled
-from regard.memory import keep_freed_memory
 from regard.train.objectives import token_loss
 
 SMOOTHING = 0.1

@@ -28,7 +28,9 @@ def test_version_is_the_packages():
     assert run("--version").stdout == f"regard {regard.__version__}\n"
 
 
-JOBS = ["prepare", "train", "plan", "explain", "walk", "presets"]
+JOBS = [
+    "prepare", "train", "translate", "evaluate", "compare", "export", "plan", "explain", "walk", "presets", "quickstart",
+]  # fmt: skip
 
 
 def test_help_lists_the_jobs_without_torch():

@@ -390,6 +390,40 @@ def evaluate(
 
 
 @app.command()
+def compare(
+    recipes: Annotated[
+        list[str],
+        typer.Argument(metavar="RECIPE... [KEY=VALUE]...", help="Recipes, and values to change in all of them."),
+    ],
+    out: Annotated[str, typer.Option(help="The directory for the data, the runs and the report.")],
+    test_source: Annotated[str | None, typer.Option(help="What to score on.  [default: the held-out part]")] = None,
+    test_reference: Annotated[str | None, typer.Option(help="Its translation, line by line.")] = None,
+    device: Device = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing on the way.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train recipes on the same data with the same budget, and score them: a table, a report, a picture.
+
+    regard compare recipes/compare/*.toml --out runs/compare
+    """
+    if (test_source is None) != (test_reference is None):
+        raise InputError("--test-source and --test-reference: give both, or none of them")
+    changes = [given for given in recipes if "=" in given and not os.path.exists(given)]
+    paths = [given for given in recipes if given not in changes]
+
+    from regard.train.compare import compare as compare_recipes
+    from regard.train.loop import Stopped
+
+    test = None if test_source is None or test_reference is None else (test_source, test_reference)
+    try:
+        compared = compare_recipes(paths, out, changes=changes, test=test, device=device, quiet=quiet)
+    except Stopped as stopped:
+        print(f"{stopped}; everything is saved. To go on: the same command again", file=sys.stderr)
+        raise typer.Exit(128 + stopped.number) from None
+    _show(compared, as_json, width=140)
+
+
+@app.command()
 def export(
     model: ModelName,
     to: Annotated[str | None, typer.Option(help="hf (transformers) or ctranslate2.")] = None,
@@ -509,37 +543,19 @@ def presets(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def compare(
-    recipes: Annotated[
-        list[str],
-        typer.Argument(metavar="RECIPE... [KEY=VALUE]...", help="Recipes, and values to change in all of them."),
-    ],
-    out: Annotated[str, typer.Option(help="The directory for the data, the runs and the report.")],
-    test_source: Annotated[str | None, typer.Option(help="What to score on.  [default: the held-out part]")] = None,
-    test_reference: Annotated[str | None, typer.Option(help="Its translation, line by line.")] = None,
-    device: Device = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing on the way.")] = False,
-    as_json: AsJson = False,
+def quickstart(
+    source: Annotated[str, typer.Option("--from", help="The language that is read: en, fr, es ...")] = "en",
+    target: Annotated[str, typer.Option("--to", help="The language that is written.")] = "de",
+    out: Annotated[str, typer.Option(help="Where runs/ and quickstart.html go.")] = ".",
+    seed: Annotated[int, typer.Option(help="Draws the numbers and the weights.")] = 1,
 ) -> None:
-    """Train recipes on the same data with the same budget, and score them: a table, a report, a picture.
+    """Train a translator of number words from nothing, look inside it, and write a page about it.
 
-    regard compare recipes/compare/*.toml --out runs/compare
+    regard quickstart --to fr
     """
-    if (test_source is None) != (test_reference is None):
-        raise InputError("--test-source and --test-reference: give both, or none of them")
-    changes = [given for given in recipes if "=" in given and not os.path.exists(given)]
-    paths = [given for given in recipes if given not in changes]
+    from regard.quickstart import quickstart
 
-    from regard.train.compare import compare as compare_recipes
-    from regard.train.loop import Stopped
-
-    test = None if test_source is None or test_reference is None else (test_source, test_reference)
-    try:
-        compared = compare_recipes(paths, out, changes=changes, test=test, device=device, quiet=quiet)
-    except Stopped as stopped:
-        print(f"{stopped}; everything is saved. To go on: the same command again", file=sys.stderr)
-        raise typer.Exit(128 + stopped.number) from None
-    _show(compared, as_json, width=140)
+    quickstart(source, target, out=out, seed=seed)
 
 
 # ---------------------------------------------------------------------------------------

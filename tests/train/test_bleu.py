@@ -5,6 +5,7 @@ import sys
 import pytest
 import sacrebleu
 import torch
+from safetensors.torch import load_file
 
 import toy
 from regard import load
@@ -115,7 +116,7 @@ def test_the_best_by_bleu_is_kept_even_if_the_loss_prefers_another(pairs, tmp_pa
     best = checkpoint.read_facts(checkpoint.checkpoints(run.path)[-1])["best"]
     assert (best["step"], best["bleu"]) == (10, 7.0)
     at_ten = checkpoint.load(checkpoint.checkpoints(run.path)[1])[1]["weights"]
-    kept = load(run.path, device="cpu").net.state_dict()
+    kept = load_file(run.weights)
     assert all(torch.equal(value, kept[name]) for name, value in at_ten.items())
 
 
@@ -148,7 +149,7 @@ def test_the_average_of_checkpoints_is_kept_by_it(pairs, tmp_path, monkeypatch, 
     weights = [checkpoint.load(folder)[1]["weights"] for folder in checkpoint.checkpoints(run.path)]
     mean = {name: ((weights[0][name].double() + weights[1][name].double()) / 2).float() for name in weights[0]}
     expected = mean if kept else weights[1]
-    found = load(run.path, device="cpu").net.state_dict()
+    found = load_file(run.weights)
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 

@@ -146,13 +146,14 @@ def check_data(data: DataDir, recipe: Recipe, *, files: bool = True) -> None:
         )
 
 
-def told_differences(then: dict[str, Any], now: dict[str, Any]) -> str:
+def told_differences(then: dict[str, Any], now: dict[str, Any], words: tuple[str, str] = ("then", "now")) -> str:
     """What is different between two tables, in words; nothing where they are the same.
 
     >>> told_differences({"train": {"lr": 0.1}}, {"train": {"lr": 0.2}})
     'train.lr: 0.1 then, 0.2 now'
     """
-    return "; ".join(f"{key}: {_shown(a)} then, {_shown(b)} now" for key, a, b in _differences(then, now))
+    of_then, of_now = words
+    return "; ".join(f"{key}: {_shown(a)} {of_then}, {_shown(b)} {of_now}" for key, a, b in _differences(then, now))
 
 
 def _differences(then: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
