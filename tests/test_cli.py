@@ -148,3 +148,10 @@ def test_a_terminal_without_the_signs_gets_question_marks():
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.returncode == 0
     assert "?64 = 8" in result.stdout
+
+
+def test_a_quickstart_in_an_unknown_language():
+    result = run("quickstart", "--to", "xx")
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: --to (xx)")

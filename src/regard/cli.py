@@ -546,7 +546,7 @@ def presets(as_json: AsJson = False) -> None:
 def quickstart(
     source: Annotated[str, typer.Option("--from", help="The language that is read: en, fr, es ...")] = "en",
     target: Annotated[str, typer.Option("--to", help="The language that is written.")] = "de",
-    out: Annotated[str, typer.Option(help="Where runs/ and quickstart.html go.")] = ".",
+    out: Annotated[str, typer.Option(help="Where data/, runs/ and quickstart.html go.")] = ".",
     seed: Annotated[int, typer.Option(help="Draws the numbers and the weights.")] = 1,
 ) -> None:
     """Train a translator of number words from nothing, look inside it, and write a page about it.
@@ -554,8 +554,13 @@ def quickstart(
     regard quickstart --to fr
     """
     from regard.quickstart import quickstart
+    from regard.train.loop import Stopped
 
-    quickstart(source, target, out=out, seed=seed)
+    try:
+        quickstart(source, target, out=out, seed=seed)
+    except Stopped as stopped:
+        print(f"{stopped}; regard quickstart begins anew", file=sys.stderr)
+        raise typer.Exit(128 + stopped.number) from None
 
 
 # ---------------------------------------------------------------------------------------

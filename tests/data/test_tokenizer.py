@@ -299,3 +299,11 @@ def test_a_tokenizer_of_ours_can_be_used_by_others(trained, tmp_path):
     assert theirs.encode(text, add_special_tokens=False).ids == ours.encode(text)
     assert theirs.decode(ours.encode(text)) == ours.normalise(text)
     assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["byte_fallback"] is True
+
+
+def test_the_space_before_a_word_is_a_token_in_a_text_without_spaces():
+    texts = [a + b for a in ("vier", "fünf", "sieben", "acht") for b in ("zig", "tausend", "hundert")] * 3
+    tokenizer = Tokenizer.train(texts, recipe.Tokenizer(vocab_size=300))
+    ids = tokenizer.encode("viertausend")
+    assert not set(ids) & set(tokenizer.byte_ids)
+    assert tokenizer.decode(ids) == "viertausend"

@@ -210,6 +210,15 @@ def test_changes_are_for_all(work, monkeypatch):
     assert not (work / "never").exists()
 
 
+def test_an_empty_test_set_is_found_before_training(work, monkeypatch):
+    monkeypatch.chdir(work)
+    for side in ("in", "out"):
+        (work / f"empty.{side}").touch()
+    with pytest.raises(InputError, match=r"empty.in: is empty; give a sentence a line"):
+        compare(["attends.json", "stacks.json"], "never", test=("empty.in", "empty.out"))
+    assert not (work / "never").exists()
+
+
 def test_recipes_that_ask_for_no_bleu_are_given_one(work, monkeypatch):
     monkeypatch.chdir(work)
     names = [write(work, name, lambda t: t["train"].update(bleu=0, steps=1)) for name in ("one.json", "two.json")]

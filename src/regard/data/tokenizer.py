@@ -101,7 +101,8 @@ class Tokenizer:
             return cls(_build(sorted(characters.common()), [], config))
 
         room = config.vocab_size - len(SPECIAL) - len(BYTES)
-        alphabet = characters.common()[:room]
+        # The space that every word begins with is there even where the text has none.
+        alphabet = [*dict.fromkeys([" ", *characters.common()])][:room]
         trainer = trainers.BpeTrainer(
             vocab_size=room,
             min_frequency=2,
