@@ -180,7 +180,7 @@ def test_a_vocabulary_that_the_text_cannot_fill():
 def test_a_text_too_small_for_any_subwords():
     with pytest.raises(InputError) as error:
         Tokenizer.train(["ab"], recipe.Tokenizer(vocab_size=997))
-    assert str(error.value) == 'vocab_size (997): the text supports at most 262; choose kind = "characters"'
+    assert str(error.value) == 'vocab_size (997): the text supports at most 263; choose kind = "characters"'
 
 
 def test_saving_is_whole_or_not_at_all(trained, tmp_path, monkeypatch):

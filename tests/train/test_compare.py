@@ -214,7 +214,7 @@ def test_an_empty_test_set_is_found_before_training(work, monkeypatch):
     monkeypatch.chdir(work)
     for side in ("in", "out"):
         (work / f"empty.{side}").touch()
-    with pytest.raises(InputError, match=r"empty.in: is empty; give a sentence a line"):
+    with pytest.raises(InputError, match=r"empty.in: the file is empty"):
         compare(["attends.json", "stacks.json"], "never", test=("empty.in", "empty.out"))
     assert not (work / "never").exists()
 

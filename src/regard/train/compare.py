@@ -54,7 +54,7 @@ def compare(
     _check_alike(given)
     check_packages()
     _check_picture()
-    texts = None if test is None else _read(*test)  # what is wrong with them shows now
+    texts = None if test is None else read_texts(test[0], [test[1]])  # what is wrong with them shows now
     out, watch = Path(out), Watch(quiet=quiet)
     data = _prepared(out / "data", next(iter(given.values())), watch)
     runs = [_trained(recipe, data, Run(out / path.stem), watch, device) for path, recipe in given.items()]
@@ -115,13 +115,6 @@ def _check_picture() -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise InputError("compare draws a picture; what draws it is missing: pip install 'regard[plots]'") from None
-
-
-def _read(source: str, reference: str) -> tuple[list[str], list[list[str]]]:
-    texts = read_texts(source, [reference])
-    if not texts[0]:
-        raise InputError(f"{source}: is empty; give a sentence a line")
-    return texts
 
 
 # ---------------------------------------------------------------------------------------
