@@ -33,7 +33,8 @@ class Page:
         if self.home is None:
             self.home = make_home(self.path.stem)
             for entry in ROOT.iterdir():  # the repository is at hand, and what a block writes stays out of it
-                (self.home / entry.name).symlink_to(entry)
+                if entry.name not in ("data", "runs"):  # of somebody's own
+                    (self.home / entry.name).symlink_to(entry)
         while self.done <= last:
             kind, text, line = self.blocks[self.done]
             self.done += 1  # first, so that a block that fails does not fail all below it

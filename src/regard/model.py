@@ -60,6 +60,12 @@ class Model:
     def device(self) -> torch.device:
         return next(self.net.parameters()).device
 
+    @property
+    def n_parameters(self) -> int:
+        """Parameters, a shared one counted once; also where they are packed."""
+        with torch.device("meta"):
+            return Transformer(self.config).n_parameters()
+
     def translate(self, texts: Sequence[str] | str, **options: Any) -> list[Translation]:
         """Translate texts of any length, an empty one or a document alike; each is one answer.
 

@@ -272,3 +272,10 @@ def test_standard_input_that_is_not_text(work):
     assert done.returncode == 2
     assert done.stderr.decode().strip() == ("error: standard input: line 2 is not valid UTF-8; convert it to UTF-8")
     assert done.stdout.decode().count("\n") == 1
+
+
+def test_packing_changes_nothing_but_rounding(work):
+    plain, packed = (regard.load(work / "run-translate", packed=packed) for packed in (False, True))
+    ids, target = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 5]])
+    torch.testing.assert_close(packed.logits(ids, target), plain.logits(ids, target), atol=1e-5, rtol=1e-5)
+    assert packed.n_parameters == plain.n_parameters == plain.net.n_parameters()

@@ -79,7 +79,7 @@ def text_hash(lines: Sequence[str]) -> str:
 def of_model(model: Model) -> dict[str, Any]:
     """Where a model is, its size and precision, and the hash of its weights."""
     precision = str(next(model.net.parameters()).dtype).removeprefix("torch.")
-    told = {"path": "a model", "parameters": model.net.n_parameters(), "precision": precision}
+    told = {"path": "a model", "parameters": model.n_parameters, "precision": precision}
     if model.path is None:
         return told
     return {**told, "path": str(model.path), "sha256": sha256(model.path / "model.safetensors")}

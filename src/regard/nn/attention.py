@@ -395,14 +395,14 @@ class Attention(nn.Module):
         heads = q.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)  # (B, H, T, D)
         heads = heads if self.q_norm is None else self.q_norm(heads)
         heads = heads if by is None else rotate(heads, by)
-        return heads if self.score_q is None else heads @ self.score_q.to(heads.dtype)
+        return heads if self.score_q is None else _each_head(heads, self.score_q)
 
     def keys(self, k: Float[Tensor, "B S d"], by: Rotation | None = None) -> Float[Tensor, "B G S D"]:
         """Projected keys as heads, likewise."""
         heads = k.unflatten(-1, (self.n_kv_heads, -1)).transpose(1, 2)  # (B, G, S, D)
         heads = heads if self.k_norm is None else self.k_norm(heads)
         heads = heads if by is None else rotate(heads, by)
-        return heads if self.score_k is None else heads @ self.score_k.to(heads.dtype)
+        return heads if self.score_k is None else _each_head(heads, self.score_k)
 
     def values(self, v: Float[Tensor, "B S d"]) -> Float[Tensor, "B G S E"]:
         return v.unflatten(-1, (self.n_kv_heads, -1)).transpose(1, 2)  # (B, G, S, E)
@@ -455,6 +455,11 @@ class Attention(nn.Module):
         out = attend(q, kv.k, kv.v, mask, scale=self.scale, w=self.score_w, dropout=dropout)
         attended = Attended(x, q, kv.k, kv.v, mask, self.scale, self.score_w) if capture else None
         return self.out(out.transpose(1, 2).flatten(-2)), attended
+
+
+def _each_head(x: Float[Tensor, "B H T D"], weight: Float[Tensor, "H D N"]) -> Float[Tensor, "B H T N"]:
+    # x @ weight would copy the weight for every row of the batch.
+    return torch.einsum("bhtd,hdn->bhtn", x, weight.to(x.dtype))
 
 
 def _check_widths(d_query, d_memory, d_values, n_heads, n_kv_heads, d_head, q, k, score, identity) -> None:
