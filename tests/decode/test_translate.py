@@ -48,8 +48,8 @@ def test_a_text_is_what_the_search_found(model):
     ((found,),) = search(model.net, torch.tensor([[writes.start]]), memory=memory, how=how, **options)
     assert said.text == writes.decode(found.ids)
     assert said.tokens == tuple(writes.token(id) for id in found.ids)
-    assert said.score == pytest.approx(found.score, abs=1e-5)
-    assert said.logprob == pytest.approx(found.logprob, abs=1e-5)
+    assert said.score == pytest.approx(found.score, rel=1e-5)
+    assert said.logprob == pytest.approx(found.logprob, rel=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 1}, {"temperature": 1.1, "n_best": 2, "seed": 3}])
