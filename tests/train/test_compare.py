@@ -21,7 +21,6 @@ from regard.train import loop
 from regard.train.compare import _check_alike, compare
 from regard.train.comparison import described
 from regard.train.run import Run
-from regard.weights import read_weights
 
 STEPS = 7
 
@@ -163,9 +162,12 @@ def test_what_was_stopped_goes_on_and_ends_where_it_would_have(done, work, monke
     # The first is done, the second goes on from its checkpoint.
     assert trained[STEPS + 5 :] == [("stacks", step) for step in range(4, STEPS + 1)]
     for name in ("attends", "stacks"):
-        # Not bit for bit: those were trained in a process of their own, whose kernels may be others.
-        weights, wanted = (read_weights(Run(place / name).weights) for place in (work / "broken", out))
-        torch.testing.assert_close(weights, wanted, atol=1e-4, rtol=1e-4)
+        # Not bit for bit: the others were trained in a process of their own, whose kernels may round otherwise.
+        losses, wanted = (
+            [line["loss"] for line in Run(place / name).lines() if line["kind"] == "valid"]
+            for place in (work / "broken", out)
+        )
+        assert losses == pytest.approx(wanted, rel=1e-3)
     told = json.loads((work / "broken" / "compare.json").read_text())
     assert (told["test"]["name"], told["test"]["sentences"]) == ("valid", 31)
 
