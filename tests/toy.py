@@ -1,12 +1,16 @@
 """Small data that tests prepare and train on: made here, learnable, of every task."""
 
+import contextlib
 import random
 from pathlib import Path
+
+import pytest
 
 from regard import recipe
 from regard.data.prepare import prepare
 from regard.data.store import DataDir
 from regard.schema import from_dict
+from regard.train.loop import Trainer
 
 WORDS = [
     "red",
@@ -91,6 +95,22 @@ def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = N
 
 
 _TOWER = {"translate": "", "generate": "decoder", "fill": "encoder", "classify": "encoder", "tag": "encoder"}
+
+
+@contextlib.contextmanager
+def killed_at(step: int, monkeypatch):
+    """Within, a run ends as if it were killed right after its checkpoint of a step."""
+    saved = Trainer.save
+
+    def die(self, *, regular):
+        saved(self, regular=regular)
+        if self.number == step:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "save", die)
+        with pytest.raises(KeyboardInterrupt):
+            yield
 
 
 def prepared(folder: Path, task: str, **options) -> tuple[recipe.Recipe, DataDir]:

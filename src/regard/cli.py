@@ -522,17 +522,15 @@ def walk(
 @app.command()
 def presets(as_json: AsJson = False) -> None:
     """Every model that has a name, its shape and its size."""
-    import torch
     from rich.table import Table
 
     from regard import presets
-    from regard.nn import Transformer
+    from regard.nn import skeleton
 
     rows: list[dict[str, Any]] = []
     for name in presets.names():
         config = presets.preset(name)
-        with torch.device("meta"):  # counted, not stored: GPT-3 would not fit
-            n = Transformer(config).n_parameters()
+        n = skeleton(config).n_parameters()  # counted, not stored: GPT-3 would not fit
         rows.append({"name": name, "shape": config.shape, "parameters": n, "about": _about(getattr(presets, name))})
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading, justify in (("name", "left"), ("shape", "left"), ("parameters", "right"), ("about", "left")):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.config import InputError, ModelConfig
 from regard.data.tokenizer import Tokenizer
-from regard.nn import Transformer
+from regard.nn import Transformer, skeleton
 from regard.nn.packed import pack
 from regard.schema import suggest
 from regard.weights import read_weights
@@ -63,8 +63,7 @@ class Model:
     @property
     def n_parameters(self) -> int:
         """Parameters, a shared one counted once; also where they are packed."""
-        with torch.device("meta"):
-            return Transformer(self.config).n_parameters()
+        return skeleton(self.config).n_parameters()
 
     def translate(self, texts: Sequence[str] | str, **options: Any) -> list[Translation]:
         """Translate texts of any length, an empty one or a document alike; each is one answer.
@@ -113,8 +112,7 @@ def load(
         raise InputError(f"{folder}: has no model.safetensors yet; it is written at the first validation")
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     weights = read_weights(folder / "model.safetensors")
-    with torch.device("meta"):
-        net = Transformer(ModelConfig.from_dict(config))
+    net = skeleton(ModelConfig.from_dict(config))
     try:
         net.load_state_dict(weights, assign=True)
     except RuntimeError as error:

@@ -385,17 +385,8 @@ def test_killed_and_resumed_is_never_killed(pairs, tmp_path, monkeypatch, batche
         return train(recipe, data.path, path, device="cpu", watch=Watch(quiet=True), **options)
 
     straight = fit(made, tmp_path / "straight")
-    saved = Trainer.save
-
-    def die(self, *, regular):
-        saved(self, regular=regular)
-        if self.number == 20:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Trainer, "save", die)
-    with pytest.raises(KeyboardInterrupt):
+    with toy.killed_at(20, monkeypatch):
         fit(made, tmp_path / "broken")
-    monkeypatch.setattr(Trainer, "save", saved)
     broken = fit(None, tmp_path / "broken", resume=True)
     ends = [checkpoint.read_facts(checkpoint.checkpoints(run.path)[-1])["files"] for run in (straight, broken)]
     assert ends[0] == ends[1]

@@ -13,7 +13,7 @@ from regard.config import ConfigError, InputError
 from regard.data.prepare import prepare
 from regard.schema import from_dict
 from regard.train import checkpoint, tasks
-from regard.train.loop import Trainer, _is_better, train
+from regard.train.loop import _is_better, train
 from regard.train.watch import Watch
 
 RECURRENT = {"preset": "tiny_bahdanau"}
@@ -164,17 +164,8 @@ def test_killed_and_resumed_is_never_killed(tmp_path, monkeypatch):
         checkpoint_every=4, ema=0.9, average=2,
     )  # fmt: skip
     straight = fit(recipe, data, tmp_path / "straight")
-    saved = Trainer.save
-
-    def die(self, *, regular):
-        saved(self, regular=regular)
-        if self.number == 8:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Trainer, "save", die)
-    with pytest.raises(KeyboardInterrupt):
+    with toy.killed_at(8, monkeypatch):
         fit(recipe, data, tmp_path / "broken")
-    monkeypatch.setattr(Trainer, "save", saved)
     broken = fit(None, data, tmp_path / "broken", resume=True)
 
     def told(run):

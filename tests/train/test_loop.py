@@ -101,17 +101,8 @@ def test_killed_and_resumed_is_never_killed(task, tmp_path, monkeypatch):
     )
     straight = fit(recipe, data, tmp_path / "straight")
 
-    saved = Trainer.save
-
-    def die(self, *, regular):
-        saved(self, regular=regular)
-        if self.number == 10:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Trainer, "save", die)
-    with pytest.raises(KeyboardInterrupt):
+    with toy.killed_at(10, monkeypatch):
         fit(recipe, data, tmp_path / "broken")
-    monkeypatch.setattr(Trainer, "save", saved)
     with Run(tmp_path / "broken").metrics.open("a") as file:
         file.write('{"step": 11, "kind": "train", "loss": 1.0}\n{"step": 12, "ki')  # what a killed process leaves
     broken = fit(None, data, tmp_path / "broken", resume=True)

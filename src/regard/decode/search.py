@@ -16,6 +16,7 @@ then which rows are done, takes their results and goes on with the others.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -104,7 +105,7 @@ LOOK_EVERY = 8  # steps on a GPU: each look waits for it
 LEAVE_SHARE = 0.25  # of the rows must be done for the others to move together
 
 
-class _State:
+class _State(ABC):
     """What is chosen so far, of the rows that are not done. The first axis of every tensor in ``of_rows`` is the row.
 
     A step asks nothing of the host, the number of the step included, and changes tensors in place: it can be recorded
@@ -143,8 +144,9 @@ class _State:
         self.t += 1
         return chosen
 
+    @abstractmethod
     def _choose(self, logprobs: Float[Tensor, "B N V"]) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B M"]]:
-        raise NotImplementedError
+        """The same, from logarithms of probabilities."""
 
     def _allowed(self, logprobs: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
         """The same without what may not be written. Takes them over."""
@@ -154,8 +156,8 @@ class _State:
             logprobs[..., self.end] += self.barrier[self.t]
         return logprobs
 
-    def _write(self, tokens: Int[Tensor, "B N T"], ids: Int[Tensor, "B N"]) -> Int[Tensor, "B N T"]:
-        return tokens.index_copy_(2, self.t, ids[..., None])
+    def _write(self, ids: Int[Tensor, "B N"]) -> None:
+        self.tokens.index_copy_(2, self.t, ids[..., None])
 
     def leave(self, t: int) -> Tensor | None:
         """Take the results of rows that are done, if it is worth it; the places of the others, or None for all."""
@@ -173,9 +175,9 @@ class _State:
         self.of_rows = {name: value[keep] for name, value in self.of_rows.items()}
         return keep
 
+    @abstractmethod
     def _results(self, which: Int[Tensor, " N"]) -> Iterator[list[Found]]:
         """What was found for some rows."""
-        raise NotImplementedError
 
     def _taken(self, which: Tensor, *names: str) -> list[Tensor]:
         """Some rows of tensors, on the host."""
@@ -210,7 +212,7 @@ class _Beams(_State):
         was, ended = self.tokens.clone(), (totals[:, :k], parents[:, :k], ends[:, :k] & ~self.done[:, None])
         ids, parents = ids.gather(1, order), parents.gather(1, order)
         self.put(total=totals.gather(1, order), tokens=_of_ways(was, parents))
-        self._write(self.tokens, ids)
+        self._write(ids)
         over = (self.t + 1 >= self.limit) & ~self.done
         self._pool(*ended, over, was)
         all_ended = self.pool_rank[:, -1] >= self.total[:, 0].double() / self.norms[self.t + 1]
@@ -288,7 +290,7 @@ class _Draws(_State):
         gain = torch.where(goes_on, logprobs.gather(2, ids[..., None])[..., 0], 0)
         self.put(total=self.total + gain, ends=self.ends | (goes_on & (ids == self.end)))
         self.put(size=self.size + (goes_on & ~self.ends), done=self.ends.all(1) | (self.t + 1 >= self.limit))
-        self._write(self.tokens, ids)
+        self._write(ids)
         return ids, self.parents
 
     def _results(self, which):

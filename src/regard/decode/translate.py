@@ -146,7 +146,7 @@ class _Text:
     """A text as units and what stands between them."""
 
     def __init__(self, model: Model, text: str, whole: bool):
-        self.model = model
+        self.model, self.strange = model, set(model.source_tokenizer.byte_ids)
         self.parts: list[_Unit | str] = []
         encode, longest = model.source_tokenizer.encode, model.longest - 1  # and an end token
         for piece in [Piece(text)] if whole else split(text):
@@ -158,8 +158,7 @@ class _Text:
                 self.parts += [self._unit(part.text, encode(part.text)), part.after]
 
     def _unit(self, text: str, ids: list[int]) -> _Unit:
-        strange = self.model.source_tokenizer.byte_ids
-        known = any(map(str.isalnum, text)) and 2 * sum(id in strange for id in ids) <= len(ids)
+        known = any(map(str.isalnum, text)) and 2 * sum(id in self.strange for id in ids) <= len(ids)
         return _Unit(text, ids if known else [])
 
     @property

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from regard.config import ConfigError, ModelConfig
 from regard.interop import bert, clip, gpt2, llama, marian, vit
-from regard.interop.mapping import Family, read_weights, skeleton, write_weights
+from regard.interop.mapping import Family, read_weights, write_weights
 from regard.interop.options import check_same
-from regard.nn import Transformer
+from regard.nn import Transformer, skeleton
 
 __all__ = ["config_from_hf", "config_to_hf", "from_hf", "to_hf", "weights_from_hf"]
 

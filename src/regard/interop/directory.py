@@ -25,9 +25,9 @@ from regard.config import ConfigError, Input, InputError, ModelConfig, Stack, To
 from regard.data.tokenizer import SPECIAL, Tokenizer
 from regard.files import drafted
 from regard.interop import ct2, marian, pegasus
-from regard.interop.mapping import Family, as_stack, skeleton, write_weights
+from regard.interop.mapping import Family, as_stack, write_weights
 from regard.interop.options import check_same, is_stack_of
-from regard.nn import Transformer, sinusoid
+from regard.nn import Transformer, sinusoid, skeleton
 
 
 class Translator(Protocol):

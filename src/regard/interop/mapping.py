@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.config import InputError, ModelConfig, Stack, Tower
-from regard.nn import Transformer
+from regard.nn import skeleton
 
 
 class Rule(NamedTuple):
@@ -113,12 +113,6 @@ def vocabulary(ours: str, theirs: str, tied: bool, head: str = "lm_head.weight")
 
 # ---------------------------------------------------------------------------------------
 # Applying them
-
-
-def skeleton(config: ModelConfig) -> Transformer:
-    """Our model without memory for its weights."""
-    with torch.device("meta"):
-        return Transformer(config)
 
 
 def read_weights(family: Family, config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

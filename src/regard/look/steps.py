@@ -173,13 +173,12 @@ def _draw(config: ModelConfig | None, seed: int) -> Transformer:
     """A model with weights from a seed, leaving the caller's random numbers alone."""
     import torch
 
-    from regard.nn import Transformer
+    from regard.nn import Transformer, skeleton
 
     if not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise InputError(f"seed ({seed!r}) must be a whole number from 0 up, below 2**63")
     config = SMALL if config is None else config
-    with torch.device("meta"):
-        _check_fits(Transformer(config).n_parameters())
+    _check_fits(skeleton(config).n_parameters())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Transformer(config)

@@ -15,7 +15,7 @@ from regard.nn.masks import Layout, Lowered, Mask, allowed, document_positions, 
 from regard.nn.outputs import Decoded, Encoded
 from regard.nn.positions import alibi_slopes, rotate, sinusoid
 from regard.nn.recurrent import RecurrentCache, RecurrentTower
-from regard.nn.transformer import Tower, Transformer
+from regard.nn.transformer import Tower, Transformer, skeleton
 
 __all__ = [
     "MLP",
@@ -44,4 +44,5 @@ __all__ = [
     "rotate",
     "score",
     "sinusoid",
+    "skeleton",
 ]

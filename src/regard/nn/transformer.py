@@ -386,6 +386,17 @@ class Transformer(nn.Module):
                 _reset(part, config)
 
 
+def skeleton(config: ModelConfig) -> Transformer:
+    """A model without memory for its weights: to be counted, compared with, or given some.
+
+    >>> from regard import presets
+    >>> skeleton(presets.gpt3()).n_parameters()
+    174604259328
+    """
+    with torch.device("meta"):
+        return Transformer(config)
+
+
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """What autocast would compute in where x is; None where it is off."""
     device = x.device.type

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -21,7 +20,7 @@ from rich.text import Text
 from regard.config import ModelConfig, Recurrent, Tower
 from regard.evaluate import Score, Scorecard, difference
 from regard.files import drafted, write_text
-from regard.nn import Transformer
+from regard.nn import skeleton
 from regard.recipe import Recipe
 from regard.schema import Node
 
@@ -59,8 +58,7 @@ class Result:
 
     @property
     def parameters(self) -> int:
-        with torch.device("meta"):  # counted, not stored
-            return Transformer(self.model).n_parameters()
+        return skeleton(self.model).n_parameters()
 
     @property
     def seconds(self) -> float:
