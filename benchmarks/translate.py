@@ -81,6 +81,7 @@ def ours(folder: Path, precision: str, work: Work) -> Callable[[], list[Any]]:
             end=model.tokenizer.end,
             limits=work.length,
             how=Decoding(beam=work.beam, min_length=work.length + 1),  # nothing ends
+            recorder=model.recorder,
         )
         return [best.ids for best, *_ in found]
 

@@ -143,6 +143,9 @@ def train(
     ] = None,
     out: Annotated[str | None, typer.Option(help="The run directory to make.  [default: runs/RECIPE]")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with this run directory, from its last checkpoint.")] = None,
+    begin_from: Annotated[
+        str | None, typer.Option("--from", help="Begin with the weights of this run directory, of the same model.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.  [default: a GPU if there is one]")] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the weights out (FSDP2).")] = False,
     verify: Annotated[
@@ -161,6 +164,8 @@ def train(
 
     if resume is not None and out is not None:
         raise InputError(f"--resume {resume} and --out {out}: a run goes on where it is; give one of them")
+    if begin_from is not None and (resume is not None or verify):
+        raise InputError(f"--from {begin_from}: a new run begins there; leave out --resume and --verify-resume")
     if recipe is None and resume is None:
         raise InputError("nothing to train; give a recipe (regard train RECIPE.toml), or --resume RUN")
     given = None if recipe is None else recipes.read(recipe, changes or ())
@@ -182,7 +187,8 @@ def train(
     run = resume or out or f"runs/{Path(recipe or '').stem}"
     watch = Watch(quiet=quiet, tensorboard=tensorboard)
     try:
-        train_recipe(given, place, run, resume=resume is not None, device=device, shard=shard, watch=watch)
+        how = {"resume": resume is not None, "begin_from": begin_from, "device": device, "shard": shard}
+        train_recipe(given, place, run, **how, watch=watch)
     except Stopped as stopped:
         print(f"{stopped}; everything is saved. To go on: regard train --resume {run}", file=sys.stderr)
         raise typer.Exit(128 + stopped.number) from None

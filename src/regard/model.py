@@ -19,6 +19,7 @@ from torch import Tensor
 
 from regard.config import InputError, ModelConfig
 from regard.data.tokenizer import Tokenizer
+from regard.decode.recorded import Recorder
 from regard.nn import Transformer, skeleton
 from regard.nn.packed import pack
 from regard.schema import suggest
@@ -51,6 +52,7 @@ class Model:
         limits = [limit for tower in towers if (limit := getattr(tower, "position_limit", None)) is not None]
         self.longest = min([longest, *limits])  # tokens of the longest text it was trained on, and has positions for
         self.path = path
+        self.recorder = Recorder()  # steps of decoding on a GPU
 
     @property
     def config(self) -> ModelConfig:

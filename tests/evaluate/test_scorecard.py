@@ -27,7 +27,6 @@ from regard.evaluate import (
     read_texts,
     set_name,
 )
-from regard.evaluate.facts import training
 from regard.look.page import as_text
 from regard.train.loop import train
 from regard.train.run import Run
@@ -274,13 +273,23 @@ def test_a_card_that_cannot_be_written_leaves_nothing(texts, saying, tmp_path):
 
 def test_training_is_told_by_the_last_lines_that_are_whole(tmp_path):
     run = Run(tmp_path)
-    assert training(tmp_path) is None
+    assert run.training() is None
     run.note({"step": 7, "kind": "train", "loss": 1.0, "seconds": 3.25})
     run.note({"step": 11, "kind": "train", "loss": 1.0, "seconds": 5.75})
     run.note({"step": 13, "kind": "valid", "loss": 1.0})
     with run.metrics.open("a") as file:
         file.write('{"step": 17, "kind": "train", "seco')
-    assert training(tmp_path) == {"steps": 13, "seconds": 5.8}
+    assert run.training() == {"steps": 13, "seconds": 5.8}
+
+
+def test_a_card_tells_of_the_runs_before(texts, saying):
+    sources, references = texts
+    first = {"steps": 24_000, "seconds": 1056.0}
+    card = replace(
+        evaluate(saying(sources), sources, references),
+        training={"steps": 7_000, "seconds": 61.0, "from": {"path": "runs/base", "sha256": "", "training": first}},
+    )
+    assert "7,000 steps, 1 min 1 s; from runs/base: 24,000 steps, 17 min 36 s" in as_text(card)
 
 
 # ---------------------------------------------------------------------------------------

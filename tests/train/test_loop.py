@@ -191,6 +191,40 @@ def test_the_best_weights_are_kept_not_the_last(pairs, tmp_path):
     assert run.weights.read_bytes() == good
 
 
+def test_a_run_begins_from_another_ones_weights(pairs, tmp_path):
+    """Its first step is that of weights put there by hand; its config.json says whose they are."""
+    recipe, data = pairs
+    recipe = recipe.replace(train=recipe.train.replace(steps=3, ema=0.9))
+    first = fit(recipe, data, tmp_path / "first")
+    begun = trainer(recipe, data, tmp_path / "begun")
+    begun.begin_from(first)
+    for name, weight in load_file(first.weights).items():
+        assert torch.equal(begun.weights[name], weight)
+        assert torch.equal(begun.average[name], weight)
+    by_hand = trainer(recipe, data, tmp_path / "by hand")
+    by_hand._put(load_file(first.weights))
+    by_hand.step(next(by_hand._loader()))
+    told = losses(fit(recipe, data, tmp_path / "second", begin_from=first.path))[0]
+    assert told == pytest.approx(float(by_hand.sums[0] / by_hand.sums[1]))
+    began = Run(tmp_path / "second").config()["from"]
+    assert began["path"] == str(first.path)
+    assert began["training"]["steps"] == 3
+
+
+def test_another_model_is_no_beginning(pairs, tmp_path):
+    recipe, data = pairs
+    first = fit(recipe.replace(train=recipe.train.replace(steps=2)), data, tmp_path / "first")
+    wider = recipe.replace(model={**recipe.model, "encoder": {"max_len": 97, "d_ff": 23}})
+    with pytest.raises(InputError, match=r"has another model \(encoder\.d_ff: \d+ there, 23 here\)"):
+        fit(wider, data, tmp_path / "second", begin_from=first.path)
+    assert not (tmp_path / "second").exists()
+    (first.path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match=r"is not the vocabulary of"):
+        fit(recipe, data, tmp_path / "second", begin_from=first.path)
+    with pytest.raises(InputError, match=r"nowhere.config\.json: cannot be read"):
+        fit(recipe, data, tmp_path / "second", begin_from=tmp_path / "nowhere")
+
+
 def test_patience_ends_a_run(pairs, tmp_path):
     recipe, data = pairs
     run = fit(recipe.replace(train=recipe.train.replace(lr=0.0, patience=2, valid_every=2)), data, tmp_path / "run")

@@ -1,7 +1,7 @@
 """Sequences from a model: the most likely ones that a beam finds, or ones that are drawn, over one step function.
 
-A step is ``cache.follow(parents)`` and ``model.decode(ids, cache=cache)``: every row of a batch goes on in several ways
-at once, and Transformer and recurrent models alike take it. What is chosen stays on the device; the host looks now and
+A step (:func:`regard.decode.recorded.step`) is ``model.decode(ids, cache=cache)`` and ``cache.follow(parents)``: every
+row of a batch goes on in several ways at once, and Transformer and recurrent models alike take it. What is chosen stays on the device; the host looks now and
 then which rows are done, takes their results and goes on with the others.
 
 - **Beam search.** The ``beam`` best ways of each row go on. A sequence has ended when its end token is among the
@@ -16,9 +16,11 @@ then which rows are done, takes their results and goes on with the others.
 
 from __future__ import annotations
 
+import copy
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +29,10 @@ from torch import Tensor
 
 from regard.config import InputError
 from regard.data.batch import uniform
+from regard.decode.recorded import Recorder, Recording, can_record, step
 from regard.decode.settings import Decoding
 from regard.nn import Transformer
+from regard.nn.cache import Cache
 from regard.nn.outputs import Encoded
 
 
@@ -54,11 +58,12 @@ def search(
     how: Decoding = Decoding(),
     never: Sequence[int] = (),
     requests: Sequence[int] | None = None,
+    recorder: Recorder | None = None,
 ) -> list[list[Found]]:
     """For each row the sequences that follow its prompt, the best first.
 
     ``limits`` are the most tokens of each row, ``never`` ids that are not to be written (padding). ``requests`` number
-    the rows for their draws; by default they are counted.
+    the rows for their draws; by default they are counted. With a ``recorder``, steps on a GPU are recorded and replayed.
 
     >>> from regard import presets
     >>> model = Transformer(presets.tiny_encoder_decoder()).eval()
@@ -73,6 +78,8 @@ def search(
     if len(limits) != rows or min(limits, default=1) < 1:
         raise InputError(f"limits ({limits}) must be at least 1, for each of {rows} rows")
     room = prompt.shape[1] + max(limits)
+    if prompt.is_cuda:  # a few fixed sizes
+        room = min(fixed_length(room), getattr(model.config.decoder, "position_limit", None) or sys.maxsize)
     # On a CPU attention to a float32 cache is exact, and no slower.
     half = prompt.device.type == "cpu" and next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
     sizes = {"max_len": room, "lanes": how.ways, "dtype": torch.float32 if half else None}
@@ -82,41 +89,60 @@ def search(
         last = hidden[:, -1:]
     else:
         last = hidden.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
-    state = (_Draws if how.temperature or how.ways == 1 else _Beams)(how, limits, end, never, prompt.device, requests)
-
-    def choose(hidden: Tensor) -> Tensor:
-        ids, parents = state.step(model.logits(hidden).float())
-        cache.follow(parents)
-        return ids
-
-    ids = choose(last)
+    kind = _Draws if how.temperature or how.ways == 1 else _Beams
+    state = kind(how, limits, room - prompt.shape[1], end, never, prompt.device, requests)
+    ids, parents = state.step(model.logits(last).float())
+    cache.follow(parents)
+    recording: Recording | None = None
     for t in range(max(limits)):
         keep = state.leave(t)
         if keep is not None:
             if not len(keep):
                 break
             cache.keep(keep)
-            ids = ids[keep]
-        ids = choose(model.decode(ids, cache=cache).hidden)
+            ids, recording = ids[keep], None
+        shown = min(fixed_length(prompt.shape[1] + t + 1), room)
+        if recorder is not None and recording is None and can_record(cache, ids):
+            recording = recorder.take(model, cache, state, ids)
+        if recording is not None:
+            ids = recording.step(shown)
+        else:
+            if prompt.is_cuda and isinstance(cache, Cache):
+                cache.shown = shown
+            step(model, cache, state, ids)
     return state.found
+
+
+def fixed_length(n: int) -> int:
+    """A length as a GPU has it: one of few, so that shapes come again."""
+    return -(-n // 16) * 16
+
+
+def fixed_size(n: int) -> int:
+    """A number of rows as a GPU has it, likewise.
+
+    >>> fixed_size(1), fixed_size(5), fixed_size(64)
+    (1, 8, 64)
+    """
+    return 1 << max(0, n - 1).bit_length()
 
 
 LOOK_EVERY = 8  # steps on a GPU: each look waits for it
 LEAVE_SHARE = 0.25  # of the rows must be done for the others to move together
 
 
-class _State(ABC):
+class State(ABC):
     """What is chosen so far, of the rows that are not done. The first axis of every tensor in ``of_rows`` is the row.
 
     A step asks nothing of the host, the number of the step included, and changes tensors in place: it can be recorded
     and replayed.
     """
 
-    def __init__(self, how: Decoding, limits, end, never, device, requests):
+    def __init__(self, how: Decoding, limits, room: int, end, never, device, requests):
         self.how, self.end, self.never = how, end, list(never)
         self.rows, self.limits = np.arange(len(limits)), np.asarray(limits)  # which of all rows these are
         self.found: list[list[Found]] = [[] for _ in limits]
-        b, k, n = len(limits), how.ways, max(limits, default=1)
+        b, k, n = len(limits), how.ways, room
         counted = torch.arange(n + 1, dtype=torch.float64, device=device)
         self.t = torch.zeros(1, dtype=torch.long, device=device)
         self.norms = how.norm(counted)
@@ -133,6 +159,17 @@ class _State(ABC):
             return self.__dict__["of_rows"][name]
         except KeyError:
             raise AttributeError(name) from None
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What a step depends on beside tensors."""
+        return type(self), self.how, self.end, *self.never
+
+    def copy(self) -> State:
+        """Another holder of the same tensors."""
+        other = copy.copy(self)
+        other.of_rows = dict(self.of_rows)
+        return other
 
     def put(self, **values: Tensor) -> None:
         for name, value in values.items():
@@ -161,18 +198,23 @@ class _State(ABC):
 
     def leave(self, t: int) -> Tensor | None:
         """Take the results of rows that are done, if it is worth it; the places of the others, or None for all."""
-        last = t + 1 >= self.limits.max()
-        if not last and self.done.is_cuda and (t + 1) % LOOK_EVERY:
+        last, on_gpu = t + 1 >= self.limits.max(), self.done.is_cuda
+        if not last and on_gpu and (t + 1) % LOOK_EVERY:
             return None
         done = self.done.cpu().numpy()
-        if not last and not done.all() and done.mean() < LEAVE_SHARE:
+        stay = np.flatnonzero(~done)
+        if on_gpu and len(stay):  # half of them or none: some that are done go along
+            size = fixed_size(len(stay))
+            if 2 * size > len(done):
+                return None
+            stay = np.append(stay, np.flatnonzero(done)[: size - len(stay)])
+        elif not last and len(stay) and done.mean() < LEAVE_SHARE:
             return None
         for row, found in zip(self.rows[done], self._results(torch.from_numpy(np.flatnonzero(done))), strict=True):
             self.found[row] = found
-        stay = np.flatnonzero(~done)
         self.rows, self.limits = self.rows[stay], self.limits[stay]
         keep = torch.from_numpy(stay).to(self.done.device)
-        self.of_rows = {name: value[keep] for name, value in self.of_rows.items()}
+        self.of_rows, self.t = {name: value[keep] for name, value in self.of_rows.items()}, self.t.clone()
         return keep
 
     @abstractmethod
@@ -185,11 +227,11 @@ class _State(ABC):
         return [self.of_rows[name][at].cpu() for name in names]
 
 
-class _Beams(_State):
+class _Beams(State):
     """The best ways, and the best that have ended: ``pool_...``, by what they are ranked by."""
 
-    def __init__(self, how: Decoding, limits, end, never, device, requests):
-        super().__init__(how, limits, end, never, device, requests)
+    def __init__(self, how: Decoding, limits, room: int, end, never, device, requests):
+        super().__init__(how, limits, room, end, never, device, requests)
         b, k, n = self.tokens.shape
         self.of_rows |= {
             "pool_rank": torch.full((b, k), -torch.inf, dtype=torch.float64, device=device),
@@ -261,11 +303,11 @@ def _of_ways(tokens: Int[Tensor, "B N T"], ways: Int[Tensor, "B M"]) -> Int[Tens
     return tokens.gather(1, ways[..., None].expand(-1, -1, tokens.shape[2]))
 
 
-class _Draws(_State):
+class _Draws(State):
     """Ways that are drawn independently of each other; at temperature 0 the only one is the most likely token."""
 
-    def __init__(self, how: Decoding, limits, end, never, device, requests):
-        super().__init__(how, limits, end, never, device, requests)
+    def __init__(self, how: Decoding, limits, room: int, end, never, device, requests):
+        super().__init__(how, limits, room, end, never, device, requests)
         b, k, n = self.tokens.shape
         self.of_rows |= {
             "size": torch.zeros((b, k), dtype=torch.long, device=device),

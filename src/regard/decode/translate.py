@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -21,7 +23,7 @@ from torch import Tensor
 from regard.config import InputError
 from regard.data.sentences import Piece, shorten, split
 from regard.data.tokenizer import Tokenizer
-from regard.decode.search import Found, search
+from regard.decode.search import Found, fixed_length, fixed_size, search
 from regard.decode.settings import Decoding
 from regard.nn.outputs import Encoded
 
@@ -88,7 +90,7 @@ def translate(
         unit.request = i
     wanted, done = [unit for unit in units if unit.ids], 0
     budget = batch_tokens or BATCH_TOKENS[model.device.type]
-    for batch in batches(wanted, budget // how.ways):
+    for batch in batches(wanted, budget // how.ways, fixed=model.device.type == "cuda"):
         memory = _encode(model, batch)
         _search(model, batch, memory, how)
         if align:
@@ -193,13 +195,16 @@ class _Text:
         return Translation(text, score, logprob, tuple(tokens), tuple(pairs) if align else None)
 
 
-def batches(units: Sequence[_Unit], budget: int) -> Iterator[list[_Unit]]:
-    """Units of like length together, the longest first, as many as the budget of tokens takes."""
+def batches(units: Sequence[_Unit], budget: int, *, fixed: bool = False) -> Iterator[list[_Unit]]:
+    """Units of like length together, the longest first, as many as the budget of tokens takes; or, ``fixed``, the
+    largest of a few numbers that is no more."""
     ordered = sorted(units, key=lambda unit: -len(unit.ids))
-    while ordered:
-        n = max(1, budget // (len(ordered[0].ids) + 1))
-        yield ordered[:n]
-        ordered = ordered[n:]
+    begin = 0
+    while begin < len(ordered):
+        n = max(1, budget // (len(ordered[begin].ids) + 1))
+        end = begin + (fixed_size(n // 2 + 1) if fixed else n)
+        yield ordered[begin:end]
+        begin = end
 
 
 # ---------------------------------------------------------------------------------------
@@ -208,28 +213,37 @@ def batches(units: Sequence[_Unit], budget: int) -> Iterator[list[_Unit]]:
 
 def _encode(model: Model, batch: list[_Unit]) -> Encoded:
     reads = model.source_tokenizer
-    rows = [torch.tensor([*unit.ids, reads.end]) for unit in batch]
-    source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=reads.pad)
-    lengths = torch.tensor([len(row) for row in rows])
+    lengths = np.array([len(unit.ids) + 1 for unit in batch])
+    longest, rows = int(lengths.max()), len(batch)
+    if model.device.type == "cuda":  # shapes that come again; a row more than there are is an empty text
+        longest = min(fixed_length(longest), getattr(model.config.encoder, "position_limit", None) or sys.maxsize)
+        rows = fixed_size(rows)
+        lengths = np.append(lengths, np.ones(rows - len(batch), np.int64))
+    source = np.full((rows, longest), reads.pad)
+    for row, unit in zip(source, batch, strict=False):
+        row[: len(unit.ids)] = unit.ids
+    source[np.arange(rows), lengths - 1] = reads.end
     with torch.inference_mode():
-        return model.net.encode(source.to(model.device), lengths.to(model.device))
+        return model.net.encode(*(torch.from_numpy(ids).to(model.device) for ids in (source, lengths)))
 
 
 def _search(model: Model, batch: list[_Unit], memory: Encoded, how: Decoding) -> None:
     writes = model.tokenizer
     room = getattr(model.config.decoder, "position_limit", None)
     limits = [how.max_length or 2 * len(unit.ids) + 16 for unit in batch]
+    empty = [1] * (memory.hidden.shape[0] - len(batch))
     found = search(
         model.net,
-        torch.full((len(batch), 1), writes.start, device=model.device),
+        torch.full((memory.hidden.shape[0], 1), writes.start, device=model.device),
         memory=memory,
         end=writes.end,
-        limits=[min(n, room - 1) for n in limits] if room else limits,
+        limits=([min(n, room - 1) for n in limits] if room else limits) + empty,
         how=how,
         never=[writes.pad, writes.start, writes.mask],
-        requests=[unit.request for unit in batch],
+        requests=[unit.request for unit in batch] + empty,
+        recorder=model.recorder,
     )
-    for unit, sequences in zip(batch, found, strict=True):
+    for unit, sequences in zip(batch, found, strict=False):
         unit.found = sequences
 
 
@@ -241,12 +255,13 @@ def _align(model: Model, batch: list[_Unit], memory: Encoded) -> None:
     layer, writes = layers[max(0, len(layers) - 2)], model.tokenizer
     for n in range(max(len(unit.found) for unit in batch)):
         chosen = [unit.found[min(n, len(unit.found) - 1)].ids for unit in batch]
+        chosen += [[]] * (memory.hidden.shape[0] - len(batch))  # rows that were added
         rows = [torch.tensor([writes.start, *ids]) for ids in chosen]
         target = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=writes.pad).to(model.device)
         with torch.inference_mode():
             attended = model.net.decode(target, memory, capture=[layer]).attended[layer]
             weights = attended.weights().mean(1).float().cpu()  # (B, T, S)
-        for unit, ids, shares in zip(batch, chosen, weights, strict=True):
+        for unit, ids, shares in zip(batch, chosen, weights, strict=False):
             reads, of_source = model.source_tokenizer, shares[: len(ids), : len(unit.ids)]
             pairs = aligned(of_source, words_of(reads, unit.ids), words_of(writes, ids))
             unit.alignments.append(pairs[: len(writes.decode(ids).split())])  # of spaces alone there is no word

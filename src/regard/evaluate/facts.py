@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import platform
 from collections.abc import Iterable, Sequence
@@ -83,19 +82,6 @@ def of_model(model: Model) -> dict[str, Any]:
     if model.path is None:
         return told
     return {**told, "path": str(model.path), "sha256": sha256(model.path / "model.safetensors")}
-
-
-def training(run: Path) -> dict[str, Any] | None:
-    """How many steps a run took and how long, as its metrics.jsonl tells; None where there is none.
-
-    >>> training(Path("nowhere"))
-    """
-    steps = seconds = None
-    with contextlib.suppress(OSError, ValueError), (run / "metrics.jsonl").open(encoding="utf-8") as file:
-        for text in file:  # the last may be cut short, if the run was
-            line = json.loads(text)
-            steps, seconds = line["step"], line.get("seconds", seconds)
-    return None if seconds is None else {"steps": steps, "seconds": round(seconds, 1)}
 
 
 def versions() -> dict[str, str]:

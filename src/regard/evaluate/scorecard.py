@@ -26,6 +26,7 @@ from regard.evaluate.scores import Bucket, Difference, Score, bleu, check_packag
 from regard.files import write_text
 from regard.model import Model
 from regard.schema import InputError
+from regard.train.run import Run
 
 FILE = "scorecard.json"
 FORMAT = 1
@@ -110,7 +111,7 @@ class Scorecard:
         table.add_row("", f"{self.seconds:.1f} s, {self.sentences / self.seconds:,.1f} sentences a second")
         table.add_row("hardware", self.hardware)
         if self.training is not None:
-            table.add_row("training", f"{self.training['steps']:,} steps, {_duration(self.training['seconds'])}")
+            table.add_row("training", "; ".join(_trained(self.training)))
         yield table
         yield Text()
         for score in self.scores:
@@ -164,7 +165,7 @@ def evaluate(
         data={"source": facts.text_hash(sources), "references": [facts.text_hash(lines) for lines in references]},
         versions=facts.versions(),
         hardware=facts.hardware(model.device),
-        training=None if model.path is None else facts.training(model.path),
+        training=None if model.path is None else Run(model.path).training(),
     )
 
 
@@ -266,6 +267,16 @@ def _table(*headings: str) -> Table:
 def _number(value: float, digits: int) -> float | None:
     """Rounded; a number that JSON has not is none."""
     return round(value, digits) if math.isfinite(value) else None
+
+
+def _trained(training: dict[str, Any]) -> Iterator[str]:
+    """How long a run took, then the one that it began from, and so on."""
+    yield f"{training['steps']:,} steps, {_duration(training['seconds'])}"
+    began = training.get("from")
+    if began:
+        earlier = _trained(began["training"]) if began["training"] else iter(["unknown"])
+        yield f"from {began['path']}: {next(earlier)}"
+        yield from earlier
 
 
 def _duration(seconds: float) -> str:

@@ -467,6 +467,18 @@ class Trainer:
             self.run.cut_metrics(facts["step"])
         self.world.wait()
 
+    @torch.no_grad()
+    def begin_from(self, run: Run) -> None:
+        """Begin with the weights of another run; the optimizer and the schedule begin anew."""
+        given = run.first_weights(self.config, self.data)
+        shapes = {name: tuple(w.shape) for name, w in self.parameters.items()}
+        if {name: tuple(w.shape) for name, w in given.items()} != shapes:
+            raise InputError(f"{run.weights}: does not fit the config.json beside it; is it that of another model?")
+        for name, value in given.items():
+            for weights in (self.weights, self.average):
+                if name in weights:
+                    weights[name].copy_(scattered(value, self.parameters[name]))
+
     # -- signals -----------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -529,12 +541,16 @@ def train(
     run: str | Path,
     *,
     resume: bool = False,
+    begin_from: str | Path | None = None,
     device: str | None = None,
     shard: bool = False,
     watch: Watch | None = None,
 ) -> Run:
-    """Train a recipe on a data directory into a run directory, or resume one (then the recipe may be left out)."""
-    place = Run(run)
+    """Train a recipe on a data directory into a run directory, or resume one (then the recipe may be left out).
+
+    ``begin_from`` is a run directory whose weights it begins with.
+    """
+    place, other = Run(run), None if begin_from is None else Run(begin_from)
     world = World.join(device, shard=shard)
     try:
         if resume:
@@ -547,8 +563,10 @@ def train(
             opened = DataDir(Path(data))
         trainer = Trainer(recipe, opened, place, world, (watch or Watch()) if world.first else Watch(quiet=True))
         if not resume:
+            if other is not None:
+                trainer.begin_from(other)
             if world.first:
-                place.create(trainer.recipe, trainer.config, opened)
+                place.create(trainer.recipe, trainer.config, opened, other)
             world.wait()
         else:
             trainer.resume()

@@ -10,11 +10,14 @@ state/             checkpoints, to resume from
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from regard.config import InputError, ModelConfig
 from regard.data.store import DataDir, sha256
@@ -22,6 +25,7 @@ from regard.files import write_text
 from regard.recipe import Recipe
 from regard.schema import from_dict
 from regard.train import checkpoint
+from regard.weights import read_weights
 
 FORMAT = 1
 
@@ -40,7 +44,7 @@ class Run:
     def weights(self) -> Path:
         return self.path / "model.safetensors"
 
-    def create(self, recipe: Recipe, model: ModelConfig, data: DataDir) -> None:
+    def create(self, recipe: Recipe, model: ModelConfig, data: DataDir, began_from: Run | None = None) -> None:
         """Make the directory, all of it or nothing; one that exists is left alone."""
         if self.path.exists():
             last = checkpoint.checkpoints(self.path)
@@ -66,6 +70,12 @@ class Run:
             "recipe": recipe.to_dict(),
             "data": {"path": str(data.path.resolve()), "hash": data_hash(data)},
         }
+        if began_from is not None:
+            config["from"] = {
+                "path": str(began_from.path.resolve()),
+                "sha256": sha256(began_from.weights),
+                "training": began_from.training(),
+            }
         write_text(draft / "config.json", json.dumps(config, indent=2, ensure_ascii=False))
         draft.rename(self.path)
 
@@ -103,6 +113,30 @@ class Run:
                 f"{self.path}: began with another recipe ({differences}); resume without a recipe, or begin"
                 " a new run with --out"
             )
+
+    def first_weights(self, model: ModelConfig, data: DataDir) -> dict[str, Tensor]:
+        """The weights, for another run to begin with; refused unless its model and its vocabularies are the same."""
+        differences = told_differences(self.config()["model"], model.to_dict(), ("there", "here"))
+        if differences:
+            raise InputError(f"{self.path}: has another model ({differences}); begin from one with the same")
+        for file in ("tokenizer.json", "source.tokenizer.json"):
+            here, there = (path / file for path in (data.path, self.path))
+            if here.exists() != there.exists() or (here.exists() and here.read_bytes() != there.read_bytes()):
+                raise InputError(f"{here}: is not the vocabulary of {self.path}; give the data that it was trained on")
+        if not self.weights.exists():
+            raise InputError(f"{self.path}: has no {self.weights.name} yet; it is written at the first validation")
+        return read_weights(self.weights)
+
+    def training(self) -> dict[str, Any] | None:
+        """How many steps it took and how long, and the same of the run that it began from; None where no line tells."""
+        steps = seconds = began = None
+        for line in self.lines():
+            steps, seconds = line["step"], line.get("seconds", seconds)
+        if seconds is None:
+            return None
+        with contextlib.suppress(InputError):
+            began = self.config().get("from")
+        return {"steps": steps, "seconds": round(seconds, 1)} | ({"from": began} if began else {})
 
     def cut_metrics(self, step: int) -> None:
         """Forget what came after a step, a half-written line and what ends a run included."""
