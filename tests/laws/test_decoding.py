@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from laws.cases import CASES, DECODERS, B, S, build, inputs, lengths_of, memory_of
-from regard.config import ConfigError, InputError, Stack, Vocabulary
-from regard.decode import Decoding
+from regard.config import ConfigError, InputError, Recurrent, Stack, Vocabulary
+from regard.decode import Decoding, recorded
+from regard.decode.recorded import Recorder
 from regard.decode.search import _Beams, drawn, search
 
 WRITERS = [name for name, config in DECODERS.items() if isinstance(config.head, Vocabulary)]
@@ -205,6 +206,52 @@ def test_stopping_early_changes_nothing(name, ends, monkeypatch):
     (with_bound, fewer), (without, more) = steps
     assert with_bound == without
     assert fewer < more
+
+
+class AsRecorded(Recorder):
+    """A GPU's recorder, whose recordings are the step itself."""
+
+    def room(self, device):
+        return 1e9
+
+    def record(self, step, device):
+        return step
+
+
+@pytest.fixture
+def fixed(monkeypatch):
+    """Searches as a GPU has them, with a few fixed shapes."""
+    monkeypatch.setattr(recorded, "fixed_shapes", lambda device: True)
+    monkeypatch.setattr("regard.decode.search.LOOK_EVERY", 2)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", WRITERS)
+def test_fixed_shapes_and_recordings_change_nothing(name, how, fixed, monkeypatch):
+    """The second search of a shape moves into the first one's memory; rows that leave move into another's."""
+    cases = (LIMITS, [1, 9, 1])
+    with monkeypatch.context() as plain:
+        plain.setattr(recorded, "fixed_shapes", lambda device: False)
+        wanted = [found_in_batch(name, HOWS[how], limits=limits)[1] for limits in cases]
+    recorder = AsRecorded()
+    for limits, expected in 3 * [*zip(cases, wanted, strict=True)]:
+        _, found = found_in_batch(name, HOWS[how], limits=limits, recorder=recorder)
+        for row, other in zip(found, expected, strict=True):
+            assert [f.ids for f in row] == [f.ids for f in other]
+            assert [f.score for f in row] == pytest.approx([f.score for f in other], abs=1e-5)
+    sizes = {len(recording.ids) for recording in recorder.held.values()}
+    assert sizes == (set() if isinstance(DECODERS[name].decoder, Recurrent) else {B, 1})
+
+
+def test_recordings_that_take_too_much_room_go(fixed, monkeypatch):
+    """The last used stays; a search has what it moved into all the same."""
+    recorder = AsRecorded()
+    _, wanted = found_in_batch("tiny_encoder_decoder", HOWS["beam"], limits=[1, 9, 1], recorder=recorder)
+    assert len(recorder.held) == 2
+    monkeypatch.setattr(recorder, "room", lambda device: 0)
+    _, found = found_in_batch("tiny_encoder_decoder", HOWS["beam"], limits=[1, 9, 1], recorder=recorder)
+    assert found == wanted
+    assert len(recorder.held) == 1
 
 
 @pytest.mark.parametrize("name", ["tiny_encoder_decoder", "tiny_bahdanau", "alibi", "windows"])

@@ -2,6 +2,7 @@
 
 settings.py   how sequences are chosen
 search.py     the search: ``search(model, prompt, memory=...)``
+recorded.py   its step on a GPU, recorded and replayed
 translate.py  texts in, translations out
 """
 

@@ -1,8 +1,8 @@
 """Sequences from a model: the most likely ones that a beam finds, or ones that are drawn, over one step function.
 
 A step (:func:`regard.decode.recorded.step`) is ``model.decode(ids, cache=cache)`` and ``cache.follow(parents)``: every
-row of a batch goes on in several ways at once, and Transformer and recurrent models alike take it. What is chosen stays on the device; the host looks now and
-then which rows are done, takes their results and goes on with the others.
+row of a batch goes on in several ways at once, and Transformer and recurrent models alike take it. What is chosen stays
+on the device; the host looks now and then which rows are done, takes their results and goes on with the others.
 
 - **Beam search.** The ``beam`` best ways of each row go on. A sequence has ended when its end token is among the
   ``beam`` best continuations. A row is done when as many that have ended as the beam is wide score at least what the
@@ -17,7 +17,6 @@ then which rows are done, takes their results and goes on with the others.
 from __future__ import annotations
 
 import copy
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +28,8 @@ from torch import Tensor
 
 from regard.config import InputError
 from regard.data.batch import uniform
-from regard.decode.recorded import Recorder, Recording, can_record, step
+from regard.decode import recorded
+from regard.decode.recorded import Recorder, Recording, fixed_length, fixed_size
 from regard.decode.settings import Decoding
 from regard.nn import Transformer
 from regard.nn.cache import Cache
@@ -63,7 +63,7 @@ def search(
     """For each row the sequences that follow its prompt, the best first.
 
     ``limits`` are the most tokens of each row, ``never`` ids that are not to be written (padding). ``requests`` number
-    the rows for their draws; by default they are counted. With a ``recorder``, steps on a GPU are recorded and replayed.
+    the rows for their draws; by default they are counted. A ``recorder`` replays steps on a GPU.
 
     >>> from regard import presets
     >>> model = Transformer(presets.tiny_encoder_decoder()).eval()
@@ -78,8 +78,8 @@ def search(
     if len(limits) != rows or min(limits, default=1) < 1:
         raise InputError(f"limits ({limits}) must be at least 1, for each of {rows} rows")
     room = prompt.shape[1] + max(limits)
-    if prompt.is_cuda:  # a few fixed sizes
-        room = min(fixed_length(room), getattr(model.config.decoder, "position_limit", None) or sys.maxsize)
+    if recorded.fixed_shapes(prompt.device):
+        room = fixed_length(room, getattr(model.config.decoder, "position_limit", None))
     # On a CPU attention to a float32 cache is exact, and no slower.
     half = prompt.device.type == "cpu" and next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
     sizes = {"max_len": room, "lanes": how.ways, "dtype": torch.float32 if half else None}
@@ -101,30 +101,16 @@ def search(
                 break
             cache.keep(keep)
             ids, recording = ids[keep], None
-        shown = min(fixed_length(prompt.shape[1] + t + 1), room)
-        if recorder is not None and recording is None and can_record(cache, ids):
-            recording = recorder.take(model, cache, state, ids)
+        shown = fixed_length(prompt.shape[1] + t + 1, room)
+        if recorder is not None and recording is None and recorder.takes(cache, ids):
+            recording = recorder.move_in(model, cache, state, ids)
         if recording is not None:
             ids = recording.step(shown)
-        else:
-            if prompt.is_cuda and isinstance(cache, Cache):
-                cache.shown = shown
-            step(model, cache, state, ids)
+            continue
+        if recorded.fixed_shapes(ids.device) and isinstance(cache, Cache):
+            cache.shown = shown
+        recorded.step(model, cache, state, ids)
     return state.found
-
-
-def fixed_length(n: int) -> int:
-    """A length as a GPU has it: one of few, so that shapes come again."""
-    return -(-n // 16) * 16
-
-
-def fixed_size(n: int) -> int:
-    """A number of rows as a GPU has it, likewise.
-
-    >>> fixed_size(1), fixed_size(5), fixed_size(64)
-    (1, 8, 64)
-    """
-    return 1 << max(0, n - 1).bit_length()
 
 
 LOOK_EVERY = 8  # steps on a GPU: each look waits for it
@@ -198,12 +184,12 @@ class State(ABC):
 
     def leave(self, t: int) -> Tensor | None:
         """Take the results of rows that are done, if it is worth it; the places of the others, or None for all."""
-        last, on_gpu = t + 1 >= self.limits.max(), self.done.is_cuda
-        if not last and on_gpu and (t + 1) % LOOK_EVERY:
+        last, fixed = t + 1 >= self.limits.max(), recorded.fixed_shapes(self.done.device)
+        if not last and fixed and (t + 1) % LOOK_EVERY:
             return None
         done = self.done.cpu().numpy()
         stay = np.flatnonzero(~done)
-        if on_gpu and len(stay):  # half of them or none: some that are done go along
+        if fixed and len(stay):  # half of them or none; some that are done go along
             size = fixed_size(len(stay))
             if 2 * size > len(done):
                 return None

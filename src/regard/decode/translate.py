@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,14 +22,16 @@ from torch import Tensor
 from regard.config import InputError
 from regard.data.sentences import Piece, shorten, split
 from regard.data.tokenizer import Tokenizer
-from regard.decode.search import Found, fixed_length, fixed_size, search
+from regard.decode import recorded
+from regard.decode.recorded import fixed_length, fixed_size
+from regard.decode.search import Found, search
 from regard.decode.settings import Decoding
 from regard.nn.outputs import Encoded
 
 if TYPE_CHECKING:
     from regard.model import Model
 
-BATCH_TOKENS = {"cpu": 2_048, "cuda": 32_768}  # tokens read, times the ways in which a sentence goes on
+BATCH_TOKENS = {"cpu": 2_048, "cuda": 131_072}  # tokens read, times the ways in which a sentence goes on
 READ_AHEAD = 1_024  # lines that are sorted by length together
 
 
@@ -90,7 +91,7 @@ def translate(
         unit.request = i
     wanted, done = [unit for unit in units if unit.ids], 0
     budget = batch_tokens or BATCH_TOKENS[model.device.type]
-    for batch in batches(wanted, budget // how.ways, fixed=model.device.type == "cuda"):
+    for batch in batches(wanted, budget // how.ways, fixed=recorded.fixed_shapes(model.device)):
         memory = _encode(model, batch)
         _search(model, batch, memory, how)
         if align:
@@ -215,8 +216,8 @@ def _encode(model: Model, batch: list[_Unit]) -> Encoded:
     reads = model.source_tokenizer
     lengths = np.array([len(unit.ids) + 1 for unit in batch])
     longest, rows = int(lengths.max()), len(batch)
-    if model.device.type == "cuda":  # shapes that come again; a row more than there are is an empty text
-        longest = min(fixed_length(longest), getattr(model.config.encoder, "position_limit", None) or sys.maxsize)
+    if recorded.fixed_shapes(model.device):  # a row more than there are is an empty text
+        longest = fixed_length(longest, getattr(model.config.encoder, "position_limit", None))
         rows = fixed_size(rows)
         lengths = np.append(lengths, np.ones(rows - len(batch), np.int64))
     source = np.full((rows, longest), reads.pad)
