@@ -29,7 +29,7 @@ def test_version_is_the_packages():
 
 
 JOBS = [
-    "prepare", "train", "translate", "evaluate", "compare", "export", "plan", "explain", "walk", "presets", "quickstart",
+    "prepare", "train", "compare", "plan", "translate", "evaluate", "export", "explain", "walk", "presets", "quickstart",
 ]  # fmt: skip
 
 

@@ -122,7 +122,9 @@ class Run:
         for file in ("tokenizer.json", "source.tokenizer.json"):
             here, there = (path / file for path in (data.path, self.path))
             if here.exists() != there.exists() or (here.exists() and here.read_bytes() != there.read_bytes()):
-                raise InputError(f"{here}: is not the vocabulary of {self.path}; give the data that it was trained on")
+                raise InputError(
+                    f"{here}: is not the vocabulary of {self.path}; prepare the data with data.tokenizer.file={there}"
+                )
         if not self.weights.exists():
             raise InputError(f"{self.path}: has no {self.weights.name} yet; it is written at the first validation")
         return read_weights(self.weights)

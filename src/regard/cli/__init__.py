@@ -1,0 +1,64 @@
+"""The front door: one sub-command a job, each a thin call into a room behind it.
+
+shared.py       the app, common options, how results are shown
+training.py     prepare, train, plan, compare
+translation.py  translate, evaluate, export
+learning.py     quickstart, walk, explain, presets
+
+Results go to standard output, as text for people or with ``--json`` for programs; a user's mistake is one line on
+standard error and exit code 2. Nothing heavy is imported before a command needs it, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from regard.cli.shared import app
+from regard.config import RegardError
+
+# The commands, in the order of --help.
+# isort: off
+from regard.cli import training, translation, learning  # noqa: F401
+
+# isort: on
+
+
+def main() -> None:
+    """Run the command line: what ``regard`` and ``python -m regard`` call."""
+    if hasattr(signal, "SIGPIPE"):
+        # A reader that has seen enough (`| head -1`) ends us quietly, as it ends every other program.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without √ gets a ? for it
+    try:
+        app()
+        sys.stdout.flush()  # a full disk shows here, not after the last handler
+    except RegardError as error:
+        for problem in str(error).splitlines():
+            print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(f"error: {error.strerror or error}", file=sys.stderr)
+        os._exit(1)  # the interpreter would try to flush once more, and complain
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from regard import __version__
+
+        print(f"regard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _regard(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,131 @@
+"""To see how things work: quickstart, walk, explain, presets."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from regard.cli.shared import AsJson, Changes, app, given, show
+from regard.config import InputError, ModelConfig
+
+
+@app.command()
+def explain(
+    recipe: Annotated[str, typer.Argument(help="A recipe, a TOML file with only a [model], or a preset.")],
+    changes: Changes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every value of a run, where it came from, and what it does.
+
+    regard explain recipes/shakespeare.toml train.steps=100
+    """
+    from regard import explain
+
+    show(explain.read(recipe, changes or ()), as_json, width=400)  # in a pipe, a line a value
+
+
+@app.command()
+def walk(
+    words: Annotated[list[str] | None, typer.Argument(help="What to attend over.", show_default=False)] = None,
+    scores: Annotated[str | None, typer.Option(help="Start from one query's scores: 112,96,16,8.")] = None,
+    d_key: Annotated[int | None, typer.Option(help="With --scores: the width of the keys.  [default: 64]")] = None,
+    model: Annotated[str | None, typer.Option(help="A preset, or a TOML file with a [model] table.")] = None,
+    layer: Annotated[str | None, typer.Option(help="0.self, 1.cross, decoder.0.self, 3.  [default: the first]")] = None,
+    head: Annotated[int | None, typer.Option(help="Which of the layer's heads.  [default: 0]")] = None,
+    target: Annotated[str | None, typer.Option(help="What a decoder writes while it reads the text.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Draws the model's parameters.  [default: 0]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attention in six steps, with every number.
+
+    regard walk "I am a student"
+    """
+    text = None if words is None else " ".join(words)
+    of_scores = {"--d-key": d_key}
+    of_text = {"--model": model, "--layer": layer, "--head": head, "--target": target, "--seed": seed}
+    if text is None and scores is None:
+        raise InputError('nothing to walk over; give a text ("I am a student") or --scores 112,96,16,8')
+    if text is not None and scores is not None:
+        raise InputError("a text and --scores; give one of them")
+    stray = [name for name, value in (of_scores if scores is None else of_text).items() if value is not None]
+    if stray:
+        raise InputError(f"{', '.join(stray)}: goes with {'--scores' if scores is None else 'a text'}")
+
+    from regard.look import walk as walk_text
+    from regard.look import walk_scores
+
+    if scores is not None:
+        show(walk_scores(_numbers(scores), **given(d_key=d_key)), as_json)
+    else:
+        assert text is not None
+        options = given(target=target, layer=layer, head=head, seed=seed)
+        show(walk_text(text, model=None if model is None else _config(model), **options), as_json)
+
+
+@app.command()
+def presets(as_json: AsJson = False) -> None:
+    """Every model that has a name, its shape and its size."""
+    from rich.table import Table
+
+    from regard import presets
+    from regard.nn import skeleton
+
+    rows: list[dict[str, Any]] = []
+    for name in presets.names():
+        config = presets.preset(name)
+        n = skeleton(config).n_parameters()  # counted, not stored: GPT-3 would not fit
+        rows.append({"name": name, "shape": config.shape, "parameters": n, "about": _about(getattr(presets, name))})
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading, justify in (("name", "left"), ("shape", "left"), ("parameters", "right"), ("about", "left")):
+        table.add_column(heading, justify=justify, no_wrap=heading != "about")  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(row["name"], row["shape"], f"{row['parameters']:,}", row["about"])
+    show(rows if as_json else table, as_json, width=160)  # in a pipe, a line a preset
+
+
+@app.command()
+def quickstart(
+    source: Annotated[str, typer.Option("--from", help="The language that is read: en, fr, es ...")] = "en",
+    target: Annotated[str, typer.Option("--to", help="The language that is written.")] = "de",
+    out: Annotated[str, typer.Option(help="Where data/, runs/ and quickstart.html go.")] = ".",
+    seed: Annotated[int, typer.Option(help="Draws the numbers and the weights.")] = 1,
+) -> None:
+    """Train a translator of number words from nothing, look inside it, and write a page about it.
+
+    regard quickstart --to fr
+    """
+    from regard.quickstart import quickstart
+    from regard.train.loop import Stopped
+
+    try:
+        quickstart(source, target, out=out, seed=seed)
+    except Stopped as stopped:
+        print(f"{stopped}; regard quickstart begins anew", file=sys.stderr)
+        raise typer.Exit(128 + stopped.number) from None
+
+
+def _numbers(text: str) -> list[float]:
+    parts = text.split(",") if "," in text else text.split()
+    try:
+        return [float(part) for part in parts]
+    except ValueError:
+        raise InputError(f"--scores ({text!r}) must be numbers with commas between them: 112,96,16,8") from None
+
+
+def _config(name: str) -> ModelConfig:
+    """A model by its preset's name or from a TOML file."""
+    from pathlib import Path
+
+    from regard import presets
+
+    is_file = name.endswith(".toml") or Path(name).is_file()
+    return presets.from_toml(name) if is_file and name not in presets.names() else presets.preset(name)
+
+
+def _about(preset: Any) -> str:
+    """The first sentence of a docstring, without its markup."""
+    first = (preset.__doc__ or "").strip().splitlines()[0].replace("`", "")
+    return re.split(r"(?<=[.]) (?=[A-Z])", first)[0]

@@ -1,0 +1,148 @@
+"""Text to text: translate, evaluate, export."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from regard.cli.shared import (
+    AsJson,
+    Beam,
+    Device,
+    LengthPenalty,
+    ModelName,
+    Penalty,
+    Precision,
+    app,
+    given,
+    lines_of,
+    load,
+    show,
+)
+from regard.config import InputError
+
+
+@app.command()
+def translate(
+    model: ModelName,
+    texts: Annotated[list[str] | None, typer.Argument(help="What to translate.", show_default=False)] = None,
+    file: Annotated[
+        list[str] | None, typer.Option(help="A file to translate, line by line; - is standard input.")
+    ] = None,
+    beam: Beam = None,
+    n_best: Annotated[int | None, typer.Option(help="Translations of each text.  [default: 1]")] = None,
+    length_penalty: LengthPenalty = None,
+    penalty: Penalty = None,
+    min_length: Annotated[int | None, typer.Option(help="Tokens of the shortest translation.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Tokens of the longest.  [default: 2 x the source + 16]")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Draw at random: below 1 careful, above 1 wild.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the likeliest tokens with this share together.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="Print what each was ranked by, before it.")] = False,
+    align: Annotated[
+        bool, typer.Option("--align", help="Print which words belong together, after it: 0-0 1-2.")
+    ] = False,
+    device: Device = None,
+    precision: Precision = None,
+    as_json: AsJson = False,
+) -> None:
+    """Translate texts, files, or standard input as it comes.
+
+    regard translate en-de "A dog runs through the snow."
+    """
+    from regard.decode.settings import Decoding
+
+    if texts and file:
+        raise InputError("texts and --file; give one of them")
+    options = given(
+        beam=beam,
+        n_best=n_best,
+        length_penalty=length_penalty,
+        penalty=penalty,
+        min_length=min_length,
+        max_length=max_length,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+    )
+    Decoding(**options).validate()
+    lines = texts if texts else lines_of(file or ["-"])
+    loaded = load(model, device, precision, "translate")
+
+    from regard.decode.translate import stream
+
+    for number, (source, found) in enumerate(stream(loaded, lines, align=align, **options), start=1):
+        if as_json:
+            print(json.dumps({"source": source, **found.to_dict()}, ensure_ascii=False), flush=True)
+            continue
+        for one in (found, *found.others):
+            columns = [str(number)] if found.others else []
+            columns += [f"{one.score:.4f}"] if scores else []
+            columns.append(one.text)
+            columns += [" ".join(f"{i}-{j}" for i, j in one.alignment or ())] if align else []
+            print("\t".join(columns), flush=True)
+
+
+@app.command()
+def evaluate(
+    model: ModelName,
+    other: Annotated[str | None, typer.Argument(help="Another model, to compare with.", show_default=False)] = None,
+    source: Annotated[str | None, typer.Option(help="The texts to translate, a line each.")] = None,
+    reference: Annotated[list[str] | None, typer.Option(help="Their translations; may be given again.")] = None,
+    language: Annotated[str, typer.Option(help="That is written: for the tokenizer of the papers' BLEU.")] = "en",
+    beam: Beam = None,
+    length_penalty: LengthPenalty = None,
+    penalty: Penalty = None,
+    device: Device = None,
+    precision: Precision = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score translations: BLEU and chrF with intervals and signatures, by length; loss. Keeps a score card.
+
+    regard evaluate runs/en-de --source test.en --reference test.de --language de
+    """
+    if source is None or not reference:
+        raise InputError("--source and --reference: give both, a file each, line by line")
+
+    from regard.decode.watch import translating
+    from regard.evaluate import compare, read_texts, set_name
+    from regard.evaluate import evaluate as score
+
+    sources, references = read_texts(source, reference)
+    options = given(beam=beam, length_penalty=length_penalty, penalty=penalty)
+    models = [load(name, device, precision, "translate") for name in (model, other) if name is not None]
+    cards = []
+    for each in models:
+        with translating(str(each.path)) as progress:
+            settings = {"name": set_name(source), "language": language, "progress": progress, **options}
+            cards.append(score(each, sources, references, **settings))
+    show(compare(*cards) if other is not None else cards[0], as_json, width=140)
+    for each, card in zip(models, cards, strict=True):
+        card.save(each.path)
+
+
+@app.command()
+def export(
+    model: ModelName,
+    to: Annotated[str | None, typer.Option(help="hf (transformers) or ctranslate2.")] = None,
+    out: Annotated[str | None, typer.Option(help="The directory to make.")] = None,
+) -> None:
+    """Write a translator as a directory that others load.
+
+    regard export en-de --to ctranslate2 --out en-de-ct2
+    """
+    if to is None or out is None:
+        raise InputError("--to and --out: say for whom (hf, ctranslate2) and where")
+
+    from regard import model as models
+    from regard.interop.directory import export as write
+
+    print(write(models.load(model, device="cpu", precision="float32", packed=False), to, out))
