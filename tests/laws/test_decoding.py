@@ -10,7 +10,7 @@ from laws.cases import CASES, DECODERS, B, S, build, inputs, lengths_of, memory_
 from regard.config import ConfigError, InputError, Recurrent, Stack, Vocabulary
 from regard.decode import Decoding, recorded
 from regard.decode.recorded import Recorder
-from regard.decode.search import _Beams, drawn, search
+from regard.decode.search import _Beams, drawn, largest, search
 
 WRITERS = [name for name, config in DECODERS.items() if isinstance(config.head, Vocabulary)]
 END = 2
@@ -272,6 +272,13 @@ def test_another_seed_draws_others(name):
         texts[seed] = [[one.ids for one in row] for row in found]
         assert all(row[0] != row[1] for row in texts[seed])
     assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize("v", [5, 61, 64, 6 * 64, 7 * 64, 16_001])
+def test_the_largest_are_topks(v):
+    scores = torch.randn(2, 3, v, generator=torch.Generator().manual_seed(v))
+    values, ids = scores.topk(5)
+    assert all(torch.equal(mine, wanted) for mine, wanted in zip(largest(scores, 5), (values, ids), strict=True))
 
 
 def test_draws_fall_as_often_as_is_likely():
