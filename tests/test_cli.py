@@ -29,7 +29,8 @@ def test_version_is_the_packages():
 
 
 JOBS = [
-    "prepare", "train", "compare", "plan", "translate", "evaluate", "export", "explain", "walk", "presets", "quickstart",
+    "prepare", "train", "compare", "plan", "translate", "export", "generate", "chat", "fill", "classify", "tag", "embed",
+    "evaluate", "explain", "walk", "presets", "quickstart",
 ]  # fmt: skip
 
 

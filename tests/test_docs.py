@@ -1,8 +1,9 @@
 """Every command and every line of Python in README.md and docs/ runs, and prints what the page says it prints.
 
 In a ``console`` block, lines after ``$`` are run by the shell (``>`` continues a command), and the lines below are what
-comes out; a line ``...`` stands for any lines. Commands that install, build or fetch are tried elsewhere. The blocks of
-a page share their files and names, from the top down.
+comes out; a line ``...`` stands for any lines. Commands that install, build or fetch are tried elsewhere, but for those
+of a block that is marked as such (``console network``), which runs with ``pytest -m network``. The blocks of a page
+share their files and names, from the top down.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(console|python)( network)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ELSEWHERE = re.compile(r"(make|git|cd|source|\.|\S*pip3?|\S*python3? -m (venv|pip)) ")
 
 
@@ -26,7 +27,7 @@ class Page:
     def __init__(self, path):
         text = path.read_text(encoding="utf-8")
         self.path, self.names, self.done, self.home = path, {"__name__": "__main__"}, 0, None
-        self.blocks = [(m[1], m[2], 2 + text[: m.start()].count("\n")) for m in BLOCK.finditer(text)]
+        self.blocks = [(m[1], m[2], m[3], 2 + text[: m.start()].count("\n")) for m in BLOCK.finditer(text)]
 
     def run(self, last, make_home):
         """Run the block with this number, after those above it that have not run in this process yet."""
@@ -36,16 +37,18 @@ class Page:
                 if entry.name not in ("data", "runs"):  # of somebody's own
                     (self.home / entry.name).symlink_to(entry)
         while self.done <= last:
-            kind, text, line = self.blocks[self.done]
+            kind, network, text, line = self.blocks[self.done]
             self.done += 1  # first, so that a block that fails does not fail all below it
+            if network and not self.blocks[last][1]:
+                continue
             with contextlib.chdir(self.home):
-                self._console(text) if kind == "console" else self._python(text, line)
+                self._console(text, network) if kind == "console" else self._python(text, line)
 
-    def _console(self, text):
+    def _console(self, text, network):
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80", "FORCE_COLOR": ""}
         for command, printed in re.findall(r"^\$ (.*\n(?:> .*\n)*)((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
-            if ELSEWHERE.match(command):
+            if ELSEWHERE.match(command) and not network:
                 continue
             command = command.replace("\n> ", "\n")
             done = subprocess.run(
@@ -71,10 +74,11 @@ class Page:
 
 
 PAGES = [Page(path) for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))] if path.exists()]
-BLOCKS = {f"{p.path.name}:{line}-{kind}": (p, i) for p in PAGES for i, (kind, _, line) in enumerate(p.blocks)}
+BLOCKS = {f"{p.path.name}:{line}-{kind}": (p, i) for p in PAGES for i, (kind, *_, line) in enumerate(p.blocks)}
+MARKED = [pytest.param(name, marks=[pytest.mark.network] if p.blocks[i][1] else []) for name, (p, i) in BLOCKS.items()]
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", MARKED)
 def test_block(block, tmp_path_factory):
     page, number = BLOCKS[block]
     page.run(number, tmp_path_factory.mktemp)

@@ -9,7 +9,9 @@ import toy
 from regard import recipe as recipes
 from regard.data.prepare import prepare
 from regard.schema import merge
+from regard.train import tune
 from regard.train.loop import train
+from regard.train.tune import opened_to_tune
 from regard.train.watch import Watch
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
@@ -43,15 +45,27 @@ def test_overfits_ten_examples(path, tmp_path):
         log_every=steps // 10, valid_every=steps, checkpoint_every=steps, compile=False, precision="float32",
         row_tokens=64 if task in ("generate", "fill") else 256 if recipe.train.packed else None,
     )  # fmt: skip
-    config = recipes.model_config(recipe.model, vocab_size=300, n_labels=2)
+    if recipe.needs_model:
+        begin = _a_model_to_begin_with(tmp_path / "base", task)
+        recipe = recipes.completed(recipe, begin.config)
+        tokenizers = tune.tokenizers(begin)
+    else:
+        begin = tokenizers = None
+    config = begin.config if begin else recipes.model_config(recipe.model, vocab_size=300, n_labels=2)
     small = {}
     for name in ("encoder", "decoder"):
         tower = getattr(config, name)
-        if tower is not None and getattr(tower, "d_model", 0):
+        if begin is None and tower is not None and getattr(tower, "d_model", 0):
             dropout = {"dropout": 0.0, "attn_dropout": 0.0, "mlp_dropout": 0.0, "embed_dropout": 0.0}
             small[name] = {**dropout, **(SMALL if tower.d_model > SMALL["d_model"] else {})}
     recipe = recipe.replace(data=data, model=merge(recipe.model, small), train=settings)
-    prepared = prepare(recipe.data, tmp_path / "data")
-    run = train(recipe, prepared.path, tmp_path / "run", device="cpu", watch=Watch(quiet=True))
+    prepared = prepare(recipe.data, tmp_path / "data", tokenizers=tokenizers)
+    run = train(recipe, prepared.path, tmp_path / "run", device="cpu", begin_from=begin, watch=Watch(quiet=True))
     losses = [line["loss"] for line in run.lines() if line["kind"] == "train"]
     assert losses[-1] < 0.1 * losses[0], losses
+
+
+def _a_model_to_begin_with(folder, task):
+    """For a recipe that says what comes after: one that was trained for a few steps on plain text."""
+    recipe, data = toy.prepared(folder, "generate" if task == "prefer" else "fill", n=53, steps=10)
+    return opened_to_tune(train(recipe, data.path, folder / "run", device="cpu", watch=Watch(quiet=True)).path)

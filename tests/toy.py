@@ -55,6 +55,13 @@ def write(folder: Path, task: str, n: int, seed: int, name: str) -> dict:
     if task in ("generate", "fill"):
         file = folder / f"{name}.txt"
         file.write_text("".join(f"{t}\n" for t in texts), encoding="utf-8")
+    elif task == "prefer":  # an answer that names the dog is better than one that names the cat
+        file = folder / f"{name}.tsv"
+        rows = (f"{t}\t the {'old' if len(t) % 2 else 'red'} dog\t the small cat\n" for t in texts)
+        file.write_text("".join(rows), encoding="utf-8")
+    elif task == "number":  # how many words there are
+        file = folder / f"{name}.tsv"
+        file.write_text("".join(f"{t}\t{len(t.split()) / 2 - 2}\n" for t in texts), encoding="utf-8")
     elif task == "classify":
         file = folder / f"{name}.tsv"
         file.write_text("".join(f"{t}\t{'animal' if 'dog' in t else 'none'}\n" for t in texts), encoding="utf-8")
@@ -65,7 +72,7 @@ def write(folder: Path, task: str, n: int, seed: int, name: str) -> dict:
     return {"files": str(file)}
 
 
-COLUMNS = {"classify": ["1", "2"], "tag": ["1", "2"]}
+COLUMNS = {"classify": ["1", "2"], "tag": ["1", "2"], "prefer": ["1", "2", "3"]}
 MODELS = {
     "translate": {"preset": "tiny_encoder_decoder"},
     "generate": {"preset": "tiny_decoder"},

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard import config, data, decode, evaluate, interop, look, nn, presets, recipe, train
+    from regard import config, data, decode, encode, evaluate, interop, look, nn, presets, recipe, train
     from regard.config import ModelConfig, RegardError
     from regard.look import walk, walk_scores
     from regard.model import Model, load
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"  # a test holds it against pyproject.toml
 
-_ROOMS = ("config", "data", "decode", "evaluate", "interop", "look", "nn", "presets", "recipe", "train")
+_ROOMS = ("config", "data", "decode", "encode", "evaluate", "interop", "look", "nn", "presets", "recipe", "train")
 _NAMES = {
     "Model": "regard.model",
     "ModelConfig": "regard.config",
@@ -44,6 +44,7 @@ __all__ = [
     "config",
     "data",
     "decode",
+    "encode",
     "evaluate",
     "interop",
     "load",

@@ -67,15 +67,18 @@ class Patches(Node):
     """Colours of a pixel."""
     class_token: bool = True
     """Put a learned vector before the patches, for a head to read."""
+    registers: int = 0
+    """Learned vectors after the class token that no head reads: DeiT's distillation token is one."""
     bias: bool = True
     """Add a bias where a patch is projected."""
 
     @property
     def n_positions(self) -> int:
-        return (self.image_size // self.patch_size) ** 2 + self.class_token
+        return (self.image_size // self.patch_size) ** 2 + self.class_token + self.registers
 
     def problems(self) -> Iterator[str]:
         yield from at_least(self, 1, "image_size", "patch_size", "channels")
+        yield from at_least(self, 0, "registers")
         yield from must_divide("image_size", self.image_size, "patch_size", self.patch_size)
 
 
@@ -372,7 +375,9 @@ class Pooled(Node):
     pool: Literal["class", "end", "mean"] = "class"
     """Read the first position (class token), the last (end token) or the mean."""
     dense: bool = False
-    """A tanh layer first (BERT)."""
+    """A dense layer first (BERT)."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """What bends it: BERT has tanh, DistilBERT relu."""
     dropout: float = 0.0
     """Share of the pooled vector that is dropped."""
     mix: bool = False

@@ -53,7 +53,7 @@ class Explained:
     """A recipe, or only the model of one (a preset, a TOML file without data), with every value's origin."""
 
     name: str
-    model: ModelConfig
+    model: ModelConfig | None  # none where it is that of --from
     train: Train | None
     data: Data | None
     values: tuple[Value, ...]
@@ -115,7 +115,7 @@ def read(name: str, changes: Sequence[str] = ()) -> Explained:
     given = parse_changes(changes)
     table = merge(file, given)
     data, model, train = _read_tables(table)
-    origin = _Origin(file, given, lines, table)
+    origin = _Origin(file, given, lines, {"model": {}, **table})
     values, sections = [], {}
     for section, node in (("data", data), ("model", model), ("train", train)):
         if node is not None:
@@ -127,7 +127,7 @@ def read(name: str, changes: Sequence[str] = ()) -> Explained:
     return Explained(name, model, train, data, tuple(values), sections)
 
 
-def _read_tables(table: dict[str, Any]) -> tuple[Data | None, ModelConfig, Train | None]:
+def _read_tables(table: dict[str, Any]) -> tuple[Data | None, ModelConfig | None, Train | None]:
     """The run that a table describes, or every problem of it."""
     cls = Recipe if "data" in table else Draft
     whole = table if "data" in table else merge({"train": {"steps": 1}}, table)
@@ -137,6 +137,8 @@ def _read_tables(table: dict[str, Any]) -> tuple[Data | None, ModelConfig, Train
         raise ConfigError([*error.problems, *_hidden_problems(whole, error.problems)]) from None
     if isinstance(run, Draft):
         return None, presets.resolve(run.model), run.train if "train" in table else None
+    if run.needs_model:
+        return run.data, None, run.train
     labels = 2 if run.data.task in ("classify", "tag") else 0  # how many there are is not known yet; any will do
     return run.data, model_config(run.model, vocab_size=_vocab_size(run.data.tokenizer), n_labels=labels), run.train
 

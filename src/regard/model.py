@@ -4,15 +4,15 @@
     model.translate(["A dog runs."])
 
 A model is a network, its tokenizers and what it was trained to do. The jobs themselves are rooms of their own
-(:mod:`regard.decode`); this is where they are found.
+(:mod:`regard.decode`, :mod:`regard.encode`); this is where they are found.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,10 +26,17 @@ from regard.schema import suggest
 from regard.weights import read_weights
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from regard.decode.generate import Generation
     from regard.decode.translate import Translation
+    from regard.encode.fill import Filled
+    from regard.encode.labels import Classification, Scored, Tagged, Text
 
 SHIPPED = Path(__file__).parents[2] / "models"
 Precision = Literal["float32", "bfloat16", "float16"]
+Pooling = Literal["mean", "class", "end"]
 
 
 class Model:
@@ -39,20 +46,45 @@ class Model:
         self,
         net: Transformer,
         task: str,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         source_tokenizer: Tokenizer | None = None,
         *,
         longest: int = 256,
+        labels: Sequence[str] = (),
+        pooling: Pooling | None = None,
+        prefix: Sequence[int] | None = None,
+        ends: Sequence[int] | None = None,
+        between: Sequence[int] = (),
+        chat_template: str | None = None,
         path: Path | None = None,
     ):
         self.net = net.eval()
-        self.task, self.tokenizer = task, tokenizer
-        self.source_tokenizer = source_tokenizer or tokenizer
+        self.task = task
+        self._tokenizer, self._source_tokenizer = tokenizer, source_tokenizer
         towers = (net.config.encoder, net.config.decoder)
         limits = [limit for tower in towers if (limit := getattr(tower, "position_limit", None)) is not None]
         self.longest = min([longest, *limits])  # tokens of the longest text it was trained on, and has positions for
+        self.labels = tuple(labels)  # names by their ids: of texts for classify, of words for tag
+        self.pooling: Pooling | None = pooling  # how a text becomes one vector, where the model was trained to a way
         self.path = path
+        start, end = ([tokenizer.start], [tokenizer.end]) if tokenizer else ([], [])
+        self.prefix = start if prefix is None else [*prefix]  # ids before every prompt; an imported model may have none
+        self.ends = end if ends is None else [*ends]  # ids of which any ends a text
+        self.between = [*between]  # ids after the first of two texts, beside its end
+        self.chat_template = chat_template  # Jinja, where it is not in a file beside the model
         self.recorder = Recorder()  # steps of decoding on a GPU
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the text that is written, or the only one."""
+        if self._tokenizer is None:
+            raise InputError(f"{self.path or 'this model'}: reads images, and has no tokenizer; give another model")
+        return self._tokenizer
+
+    @property
+    def source_tokenizer(self) -> Tokenizer:
+        """Of the text that is read."""
+        return self._source_tokenizer or self.tokenizer
 
     @property
     def config(self) -> ModelConfig:
@@ -67,6 +99,11 @@ class Model:
         """Parameters, a shared one counted once; also where they are packed."""
         return skeleton(self.config).n_parameters()
 
+    @property
+    def context(self) -> int | None:
+        """How many tokens a decoder can read and write together; None where there is no limit."""
+        return getattr(self.config.decoder, "position_limit", None)
+
     def translate(self, texts: Sequence[str] | str, **options: Any) -> list[Translation]:
         """Translate texts of any length, an empty one or a document alike; each is one answer.
 
@@ -76,6 +113,43 @@ class Model:
         from regard.decode.translate import translate
 
         return translate(self, [texts] if isinstance(texts, str) else texts, **options)
+
+    def fill(self, texts: Sequence[str] | str, top: int = 5) -> list[Filled]:
+        """The likeliest tokens for each [MASK] of a text; [SEP] parts a text in two segments."""
+        from regard.encode.fill import fill
+
+        return fill(self, [texts] if isinstance(texts, str) else texts, top=top)
+
+    def classify(self, texts: Sequence[Text] | str) -> list[Classification] | list[Scored]:
+        """The label of each text, or of each pair of texts, with all probabilities; a model that was trained on numbers
+        gives a number."""
+        from regard.encode.labels import classify
+
+        return classify(self, [texts] if isinstance(texts, str) else texts)
+
+    def tag(self, sentences: Sequence[Sequence[str] | str] | str) -> list[Tagged]:
+        """The tag of each word of sentences: strings, whose words stand between spaces, or lists of words."""
+        from regard.encode.labels import tag
+
+        return tag(self, [sentences] if isinstance(sentences, str) else sentences)
+
+    def embed(
+        self, texts: Sequence[str] | str, pool: Pooling | None = None, normalise: bool = True
+    ) -> NDArray[np.float32]:
+        """A vector for each text, (N, d): the mean of its tokens' vectors, the first one's or the last one's, of length
+        1 unless told otherwise. Left out, the way is the one that the model was trained to, or the mean."""
+        from regard.encode.embed import embed
+
+        return embed(self, [texts] if isinstance(texts, str) else texts, pool=pool, normalise=normalise)
+
+    def generate(self, prompts: Sequence[str] | str, **options: Any) -> list[Generation]:
+        """What follows each prompt, drawn or searched; see :func:`regard.decode.generate.generate`.
+
+        ``generate("Once upon", max_new_tokens=50, temperature=0.8, top_p=0.95, seed=1)``
+        """
+        from regard.decode.generate import generate
+
+        return generate(self, [prompts] if isinstance(prompts, str) else prompts, **options)
 
     def logits(self, *inputs: Tensor) -> Any:
         """The network's own output: ``logits(ids)``, ``logits(source_ids, target_ids)``, ``logits(pixels)``."""
@@ -92,7 +166,8 @@ class Model:
 def load(
     path: str | Path, *, device: str | None = None, precision: Precision | None = None, packed: bool = True
 ) -> Model:
-    """A trained model: of a run directory, or one that comes with regard by its name.
+    """A trained model: of a run directory, one that comes with regard by its name, or somebody else's: a directory with
+    a Hugging Face checkpoint (config.json, safetensors, tokenizer), or a GGUF file.
 
     Left out, the device is a GPU if there is one, and the precision bfloat16 there, float32 on a CPU. On a CPU the
     weights are laid out anew for its matrix kernels; ``packed=False`` leaves them as they are, to look at or to export.
@@ -101,18 +176,53 @@ def load(
     Traceback (most recent call last):
     regard.schema.InputError: nowhere: no such directory...
     """
-    folder = _found(path)
+    found = _found(path)
+    parts = _parts(found)
+    _check_tokenizers(found, parts)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    dtype = getattr(torch, precision or ("bfloat16" if place.type == "cuda" else "float32"))
+    net = parts.net.to(place, dtype).requires_grad_(False)
+    if packed:
+        pack(net)
+    return Model(net, parts.task, parts.tokenizer, parts.source_tokenizer, path=found, **parts.options)
+
+
+class Parts(NamedTuple):
+    """What the files of a model hold, as they hold it."""
+
+    net: Transformer
+    task: str
+    tokenizer: Tokenizer | None = None  # a model over images has none
+    source_tokenizer: Tokenizer | None = None
+    options: Mapping[str, Any] = {}  # of Model: longest, labels, pooling, prefix ...
+
+
+def _parts(path: Path) -> Parts:
+    if path.suffix == ".gguf" or (not (path / "config.json").exists() and any(path.glob("*.gguf"))):
+        from regard.interop.gguf import read_gguf
+
+        return read_gguf(path)
     try:
-        facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        task, config, recipe = facts["task"], facts["model"], facts["recipe"]
-        longest = recipe["data"].get("max_tokens", 256)
+        facts = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        if is_foreign := "model_type" in facts:
+            task = config = longest = None
+        else:
+            task, config, longest = facts["task"], facts["model"], facts["recipe"]["data"].get("max_tokens", 256)
     except OSError:
-        raise InputError(f"{folder}: not a model of regard (no config.json); train one: regard train RECIPE") from None
+        raise InputError(f"{path}: not a model of regard (no config.json); train one: regard train RECIPE") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise InputError(f"{folder / 'config.json'}: not of a run of regard; is this a run directory?") from None
+        raise InputError(f"{path / 'config.json'}: not of a run of regard; is this a run directory?") from None
+    if is_foreign:
+        from regard.interop.checkpoint import read_checkpoint
+
+        return read_checkpoint(path)
+    return _own_parts(path, task, config, longest)
+
+
+def _own_parts(folder: Path, task: Any, config: Any, longest: Any) -> Parts:
+    """Of a run directory."""
     if not (folder / "model.safetensors").exists():
         raise InputError(f"{folder}: has no model.safetensors yet; it is written at the first validation")
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     weights = read_weights(folder / "model.safetensors")
     net = skeleton(ModelConfig.from_dict(config))
     try:
@@ -120,19 +230,36 @@ def load(
     except RuntimeError as error:
         problem = " ".join(str(error).split())
         raise InputError(f"{folder / 'model.safetensors'}: does not fit its config.json ({problem[:200]})") from None
-    dtype = getattr(torch, precision or ("bfloat16" if place.type == "cuda" else "float32"))
     own = folder / "source.tokenizer.json"
-    net = net.to(place, dtype).requires_grad_(False)
-    if packed:
-        pack(net)
-    return Model(
-        net,
-        task,
-        Tokenizer.load(folder / "tokenizer.json"),
-        Tokenizer.load(own) if own.exists() else None,
-        longest=longest,
-        path=folder,
-    )
+    tokenizer, source = Tokenizer.load(folder / "tokenizer.json"), Tokenizer.load(own) if own.exists() else None
+    return Parts(net, task, tokenizer, source, {"longest": longest, "labels": _labels(folder)})
+
+
+def _check_tokenizers(path: Path, parts: Parts) -> None:
+    """Refuse a tokenizer with ids that the model has no vector for. A table may be larger: many are, to be even."""
+    config, source = parts.net.config, parts.source_tokenizer or parts.tokenizer
+    sides = ((config.encoder, source), (config.decoder, parts.tokenizer), (config.text, parts.tokenizer))
+    for tower, tokenizer in sides:
+        size = getattr(tower.input, "vocab_size", None) if tower is not None else None
+        if size is not None and tokenizer is not None and len(tokenizer) > size:
+            raise InputError(
+                f"{path}: its tokenizer has {len(tokenizer)} tokens, and the model's table only {size};"
+                " they do not belong together"
+            )
+
+
+def _labels(folder: Path) -> list[str]:
+    """The names in labels.json; none where there is no such file."""
+    path = folder / "labels.json"
+    if not path.exists():
+        return []
+    try:
+        labels = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path}: is not JSON ({error})") from None
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise InputError(f'{path}: must be a list of names: ["no", "yes"]')
+    return labels
 
 
 def _found(path: str | Path) -> Path:
@@ -142,6 +269,8 @@ def _found(path: str | Path) -> Path:
     shipped = sorted(p.name for p in SHIPPED.iterdir() if p.is_dir()) if SHIPPED.is_dir() else []
     if str(path) in shipped:
         return SHIPPED / str(path)
+    if folder.suffix == ".gguf" and folder.is_file():
+        return folder
     if folder.exists():
         raise InputError(f"{path}: is a file; a model is a directory: regard train makes one")
     others = f", and no model of that name comes with regard; {suggest(str(path), shipped)}" if shipped else ""

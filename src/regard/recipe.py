@@ -17,21 +17,24 @@ A recipe is a TOML file of three tables. Everything but ``task``, the files and 
 
 Values can be changed for one run: ``read(path, ["train.steps=100"])``. Nothing here imports torch. The string below a
 field says what it does; ``regard explain`` prints it beside the field's value and where that came from.
+
+A recipe that continues a trained model (``regard train RECIPE --from MODEL``) names no model, or only what changes in
+it: :func:`completed` puts the rest there.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from regard import presets
-from regard.config import Labels, ModelConfig, Pooled, Recurrent, Vocabulary
+from regard.config import Labels, ModelConfig, Pooled, Recurrent, Stack, Vocabulary
 from regard.schema import ConfigError, Node, at_least, fractions, from_dict, merge, read_json, read_toml
 
-Task = Literal["translate", "generate", "fill", "classify", "tag"]
+Task = Literal["translate", "generate", "fill", "classify", "tag", "prefer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +86,8 @@ class Data(Node):
     """From raw files to a data directory."""
 
     task: Task
-    """translate (text to text), generate (next token), fill (masked tokens), classify (a label a text), tag (a label a
-    word)."""
+    """translate (text to text), generate (next token), fill (masked tokens; of a recurrent model: the next and the one
+    before), classify (a label a text), tag (a label a word), prefer (of two answers to a prompt, the better one)."""
     train: Files
     """The files to learn from."""
     valid: Files = Files()
@@ -93,8 +96,10 @@ class Data(Node):
     """Without valid files: the last share of the training data is held out for validation."""
     columns: tuple[str, ...] = ()
     """Names of the columns, or their numbers from 1 where there is no header: source, target; text, label; text, second
-    text, label; word, tag; text. Left out: the first ones, of files without a header (conll: the first and the
-    last)."""
+    text, label; word, tag; text; prompt, chosen, rejected. Left out: the first ones, of files without a header (conll:
+    the first and the last)."""
+    labels: Literal["names", "numbers"] = "names"
+    """For classify: a label is one of several names, or a number that is to be met as closely as possible."""
     documents: Literal["file", "paragraph", "line"] = "file"
     """For generate and fill from plain text: what a document is; paragraphs stand between blank lines."""
     max_tokens: int = 256
@@ -110,12 +115,14 @@ class Data(Node):
         for name, files in (("train", self.train), ("valid", self.valid)):
             if files.source and self.task != "translate":
                 yield f"{name}.source: only translate reads two sides; for {self.task} give files"
-        needed = {"classify": (2, 3), "generate": (1,), "fill": (1,)}.get(self.task, (2,))
+        needed = {"classify": (2, 3), "generate": (1,), "fill": (1,), "prefer": (3,)}.get(self.task, (2,))
         if self.columns and len(self.columns) not in needed:
             wanted = " or ".join(map(str, needed))
             yield f"columns ({', '.join(self.columns)}): {self.task} needs {wanted}, not {len(self.columns)}"
         if "0" in self.columns:
             yield "columns (0) are counted from 1"
+        if self.labels == "numbers" and self.task != "classify":
+            yield f"labels ('numbers'): goes with task 'classify', not {self.task!r}"
         yield from fractions(self, "hold_out")
         yield from at_least(self, 1, "max_tokens")
         if self.hold_out and not self.valid.empty:
@@ -162,6 +169,17 @@ class Train(Node):
     clip: float = 1.0
     """Longest gradient; 0 leaves it as it is."""
 
+    train_last: int | None = None
+    """With --from: so many layers are trained, counted from the top, and the head; all below stays as it was given. 0
+    trains the head alone. Left out: everything is trained."""
+    layer_decay: float = 1.0
+    """Each layer's rate is the one above it's times this, and the embeddings' the lowest; the head has the whole."""
+    lora: int = 0
+    """With --from: the layers stay as they were given, and beside each of their matrices two narrow ones, this wide,
+    are trained (LoRA, Hu et al. 2022); they are added to it in model.safetensors. 0 trains the matrices themselves."""
+    lora_alpha: float = 16.0
+    """What LoRA's two matrices say is multiplied by this over their width."""
+
     smoothing: float = 0.0
     """Share of the target's weight that all tokens get alike (label smoothing). Validation is without."""
     r_drop: float = 0.0
@@ -173,6 +191,8 @@ class Train(Node):
     every epoch and on both sides (after BPE-dropout, Provilkov et al. 2020)."""
     mask_share: float = 0.15
     """For fill: share of the tokens to be guessed; 80 % become the mask, 10 % another token, 10 % stay (BERT)."""
+    beta: float = 0.1
+    """For prefer: how dear it is to move away from the model of --from (DPO, Rafailov et al. 2023)."""
 
     precision: Literal["float32", "bfloat16"] | None = None
     """What products are computed in; weights stay float32. Left out: bfloat16 on a GPU, float32 on a CPU."""
@@ -202,16 +222,21 @@ class Train(Node):
     def problems(self) -> Iterator[str]:
         names = ("steps", "batch_tokens", "micro_batches", "row_tokens", "valid_every", "checkpoint_every", "keep")
         yield from at_least(self, 1, *names, "log_every", "max_skipped")
-        names = ("warmup", "lr", "weight_decay", "clip", "r_drop", "average", "bleu", "patience", "seed")
-        yield from at_least(self, 0, *names)
+        names = ("warmup", "lr", "weight_decay", "clip", "r_drop", "average", "bleu", "patience", "seed", "train_last")
+        yield from at_least(self, 0, *names, "lora")
         yield from fractions(self, "smoothing", "word_dropout", "bpe_dropout", "mask_share", "ema")
         for name in ("cooldown", "final_lr"):
             if not 0 <= getattr(self, name) <= 1:
                 yield f"{name} ({getattr(self, name)}) must be from 0 to 1"
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
             yield f"betas ({list(self.betas)}) must be two numbers from 0 up to 1"
-        if self.eps <= 0:
-            yield f"eps ({self.eps}) must be above 0"
+        for name in ("eps", "beta", "lora_alpha", "layer_decay"):
+            if getattr(self, name) <= 0:
+                yield f"{name} ({getattr(self, name)}) must be above 0"
+        if self.layer_decay > 1:
+            yield f"layer_decay ({self.layer_decay}) must be at most 1"
+        if self.lora and self.train_last == 0:
+            yield f"lora ({self.lora}): train_last (0) trains no layer; leave one of them out"
         if self.average > self.keep:
             yield f"average ({self.average}) must be at most keep ({self.keep}): only kept checkpoints can be averaged"
 
@@ -222,15 +247,24 @@ class Recipe(Node):
 
     data: Data
     """Where the text comes from."""
-    model: dict[str, Any]
-    """Which model: a preset with changes, or every value."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """Which model: a preset with changes, or every value; with --from, what is to be other than there."""
     train: Train
     """How it is trained."""
 
+    @property
+    def needs_model(self) -> bool:
+        """Whether [model] does not say all of a model, so that ``--from`` must."""
+        towers = (self.model.get(name) for name in ("encoder", "decoder", "text"))
+        return "preset" not in self.model and not any(isinstance(t, dict) and "input" in t for t in towers)
+
     def problems(self) -> Iterator[str]:
+        yield from self._task_problems()
+        if self.needs_model:
+            return  # once it is complete, it is read again
         try:
             # The counts are not known yet; any will do to find what is wrong beside them.
-            config = model_config(self.model, vocab_size=self.data.tokenizer.vocab_size, n_labels=2)
+            config = model_config(self.model, vocab_size=1, n_labels=2)
         except ConfigError as error:
             yield from (f"model: {problem}" for problem in error.problems)
             return
@@ -240,14 +274,24 @@ class Recipe(Node):
                 f"model ({config.shape}, head {config.head.kind}) does not fit task {self.data.task!r}, which needs"
                 f" {shape} with a {head.kind} head"
             )
-        if self.data.task == "fill" and isinstance(config.encoder, Recurrent):
-            yield "model.encoder (kind 'recurrent') does not fit task 'fill', which needs a Transformer"
-        if self.train.bleu and self.data.task != "translate":
-            yield f"train.bleu ({self.train.bleu}): only translations have a BLEU; for {self.data.task} leave it out"
+        if self.data.task == "fill" and isinstance(config.encoder, Recurrent) and not config.encoder.bidirectional:
+            yield "model.encoder.bidirectional (false) must be true for task 'fill': it is read from both sides"
+        if self.train.lora and not any(isinstance(tower, Stack) for tower in (config.encoder, config.decoder)):
+            yield f"train.lora ({self.train.lora}): only a Transformer has matrices to put it beside; leave it out"
         if config.pair_head is not None and (self.data.task != "fill" or self.train.r_drop):
             yield f"model.pair_head: goes with task 'fill' ({self.data.task}) and without r_drop ({self.train.r_drop})"
         if config.share_embeddings and not self.data.tokenizer.shared:
             yield "data.tokenizer.shared (false): the model shares its embeddings; set share_embeddings = false too"
+
+    def _task_problems(self) -> Iterator[str]:
+        task, train = self.data.task, self.train
+        if train.bleu and task != "translate":
+            yield f"train.bleu ({train.bleu}): only translations have a BLEU; for {task} leave it out"
+        if task == "prefer" or self.data.labels == "numbers":
+            what = "task 'prefer'" if task == "prefer" else "labels that are numbers"
+            for name in ("smoothing", "r_drop", *(["word_dropout"] if task == "prefer" else [])):
+                if getattr(train, name):
+                    yield f"train.{name} ({getattr(train, name)}) does not go with {what}; leave it out"
 
 
 FITS: dict[str, tuple[str, type[Vocabulary | Labels | Pooled]]] = {
@@ -256,7 +300,32 @@ FITS: dict[str, tuple[str, type[Vocabulary | Labels | Pooled]]] = {
     "fill": ("encoder", Vocabulary),
     "classify": ("encoder", Pooled),
     "tag": ("encoder", Labels),
+    "prefer": ("decoder", Vocabulary),
 }
+
+
+def completed(recipe: Recipe, given: ModelConfig) -> Recipe:
+    """A recipe whose [model] says only what changes, with the rest of a given model: its towers, and the head that the
+    task needs. That is the given one where it is of the right kind, else a plain one; labels are the data's.
+
+    >>> given = presets.bert_base()
+    >>> whole = completed(Recipe(data=Data(task="tag", train=Files(files=("a.conll",))), train=Train(steps=1)), given)
+    >>> whole.model["head"], whole.model["encoder"]["n_layers"]
+    ({'kind': 'labels', 'dropout': 0.1, 'mix': False}, 12)
+    """
+    if not recipe.needs_model:
+        return recipe
+    model = given.to_dict()
+    _, head = FITS[recipe.data.task]
+    if not isinstance(given.head, head):
+        pool: Any = "mean" if isinstance(given.last, Recurrent) else "class"
+        plain = (Vocabulary(), Labels(n_labels=1, dropout=0.1), Pooled(pool=pool, dropout=0.1))
+        model["head"] = next(new for new in plain if isinstance(new, head)).to_dict()
+    model["head"].pop("n_labels", None)  # the data says how many
+    if recipe.data.task != "fill":
+        model["pair_head"] = None
+    whole = merge(model, recipe.model)
+    return from_dict(Recipe, {**recipe.to_dict(), "model": whole})
 
 
 def model_config(
@@ -275,9 +344,9 @@ def model_config(
         tower = plain[name]
         if tower is not None and tower["input"]["kind"] == "tokens":
             given = table.get(name, {}).get("input", {}).get("vocab_size", size)
-            if given != size:
+            if given < size:
                 raise ConfigError([f"{name}.input.vocab_size ({given}) must be the data's, {size}; leave it out"])
-            tower["input"]["vocab_size"] = size
+            tower["input"]["vocab_size"] = given  # more than there are: rows that no token uses
     if n_labels and plain["head"]["kind"] in ("labels", "pooled"):
         given = table.get("head", {}).get("n_labels", n_labels)
         if given != n_labels:

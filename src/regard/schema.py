@@ -266,6 +266,7 @@ def _read_node(cls: Any, value: Any, path: str, problems: list[str]) -> Any:
     dot = f"{path}." if path else ""
     problems += [f"{dot}{key}: unknown key; {suggest(key, fields)}" for key in value if key not in fields]
     given = {k: _read(hints[k], v, dot + k, problems) for k, v in value.items() if k in fields}
-    missing = [n for n, field in fields.items() if n not in given and field.default is dataclasses.MISSING]
+    unset = dataclasses.MISSING
+    missing = [n for n, f in fields.items() if n not in given and f.default is unset and f.default_factory is unset]
     problems += [f"{dot}{name}: missing" for name in missing]
     return _BROKEN if missing or _BROKEN in given.values() else cls(**given)

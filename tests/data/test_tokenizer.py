@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from regard import recipe
 from regard.data.tokenizer import Characters, Packer, Tokenizer, cut
-from regard.schema import InputError
+from regard.schema import InputError, RegardError
 
 TEXT = [
     "Two young, White males are outside near many bushes (1984).",
@@ -187,8 +187,8 @@ def test_saving_is_whole_or_not_at_all(trained, tmp_path, monkeypatch):
     _, tokenizer, _ = trained["bytes-nfc"]
     tokenizer.save(tmp_path / "tokenizer.json")
     before = (tmp_path / "tokenizer.json").read_text()
-    monkeypatch.setattr("regard.data.tokenizer.os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space")))
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr("regard.files.flush", lambda *_: (_ for _ in ()).throw(OSError(28, "No space")))
+    with pytest.raises(RegardError, match=r"tokenizer\.json: cannot be written \(No space\)"):
         trained["bpe-nfc"][1].save(tmp_path / "tokenizer.json")
     assert (tmp_path / "tokenizer.json").read_text() == before
 

@@ -166,7 +166,7 @@ def test_what_is_no_model(work, tmp_path):
     file.write_text("{}")
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "other" / "config.json").write_text('{"kind": "other"}')
     (tmp_path / "young").mkdir()
     (tmp_path / "young" / "config.json").write_text((work / "run-translate/config.json").read_text())
     for path, message in [

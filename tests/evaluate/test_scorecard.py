@@ -173,7 +173,7 @@ def test_draws_are_told_by_what_they_depend_on(texts, saying):
     sources, references = texts
     card = evaluate(saying(sources), sources, references, temperature=0.7, top_k=5)
     told = {"min_length": 0, "max_length": None, "temperature": 0.7, "top_k": 5, "top_p": 1.0, "seed": 0}
-    assert card.decoding == told
+    assert card.decoding == {**told, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def test_several_references_all_count(texts, saying):

@@ -11,10 +11,13 @@ import pytest
 import torch
 import transformers
 
+import foreign
+import regard
 from regard import presets, recipe
-from regard.config import InputError, ModelConfig, Positions, Tokens, Vocabulary
-from regard.data.tokenizer import Tokenizer
+from regard.config import InputError, Labels, ModelConfig, Pooled, Positions, Tokens, Vocabulary
+from regard.data.tokenizer import SPECIAL, Tokenizer
 from regard.decode.search import Decoding, search
+from regard.encode.rows import make_row
 from regard.interop.directory import export
 from regard.model import Model
 from regard.nn import Layout, Transformer
@@ -274,6 +277,217 @@ def test_special_tokens_by_other_names(tmp_path: Path, ctranslate2):
 
 
 # ---------------------------------------------------------------------------------------
+# Models that are no translators
+
+
+def small(preset: ModelConfig, **changes: Any) -> ModelConfig:
+    """Of the sizes above, with a table that is larger than the tokenizer's, as many are."""
+    name = "encoder" if preset.decoder is None else "decoder"
+    tower = getattr(preset, name)
+    given = tower.input.replace(vocab_size=len(WRITES) + 3) if isinstance(tower.input, Tokens) else tower.input
+    sizes = {"d_model": 24, "n_heads": 3, "d_ff": 37, "n_layers": 2, "d_head": None, "d_value": None}
+    longest = {"max_len": 41} if isinstance(tower.input, Tokens) else {}
+    return preset.replace(**{name: tower.replace(**{**sizes, **longest, **changes, "input": given})})
+
+
+SEGMENTS = Tokens(vocab_size=len(WRITES) + 3, n_segments=2)
+MASKED = Vocabulary(tied=True, bias=True, transform=True)
+SMALL = {
+    "generate": small(presets.gpt2()),
+    "generate without biases": small(presets.gpt2(), bias=False),
+    "generate as Llama": small(presets.llama_small(), n_heads=6, n_kv_heads=2),
+    "fill": small(presets.bert_base(head=MASKED)),
+    "fill without biases": small(presets.bert_base(head=MASKED), bias=False),
+    "fill in pairs": small(presets.bert_base(head=MASKED, pair_head=Pooled(n_labels=2, dense=True))),
+    "classify": small(presets.bert_base(head=Pooled(n_labels=3, dense=True))),
+    "classify at once": small(presets.bert_base(head=Pooled(n_labels=3))),
+    "tag": small(presets.bert_base(head=Labels(n_labels=3))),
+    "embed": small(presets.bert_base()),
+    "classify images": small(presets.vit_b16(n_labels=3, image_size=32)),
+}
+for name, eps, head in (("fill", 1e-12, MASKED), ("fill", 1e-5, MASKED), ("tag", 1e-5, Labels(n_labels=3))):
+    made = SMALL["fill"].replace(head=head)
+    words = made.encoder.input.replace(n_segments=0)  # type: ignore[union-attr]
+    SMALL[f"{name} without segments, {eps}"] = made.replace(
+        encoder=made.encoder.replace(input=words, norm_eps=eps)  # type: ignore[union-attr]
+    )
+FAMILY = {"fill without segments, 1e-12": "distilbert", "fill without segments, 1e-05": "bert"}
+LABELS = ("bad", "fine", "good")
+AUTO = {
+    "generate": "AutoModelForCausalLM",
+    "fill": "AutoModelForMaskedLM",
+    "classify": "AutoModelForSequenceClassification",
+    "tag": "AutoModelForTokenClassification",
+    "embed": "AutoModel",
+}
+
+
+@torch.no_grad()
+def one_of_ours(name: str) -> Model:
+    torch.manual_seed(13)
+    task, net = name.split()[0], Transformer(SMALL[name])
+    for weight in net.parameters():
+        weight.normal_(std=0.2)
+    tokens = None if "images" in name else WRITES
+    return Model(net, task, tokens, labels=LABELS if task in ("classify", "tag") else ())
+
+
+@pytest.mark.parametrize("name", SMALL)
+@torch.no_grad()
+def test_every_family_for_hf(name: str, tmp_path: Path):
+    model = one_of_ours(name)
+    folder = export(model, "hf", tmp_path / "out")
+    kind = "AutoModelForImageClassification" if "images" in name else AUTO[model.task]
+    kind = "BertForPreTraining" if "pairs" in name else kind
+    theirs, loaded = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
+    assert not any(loaded[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"))
+    theirs.eval()
+    if name in FAMILY:
+        assert theirs.config.model_type == FAMILY[name]
+
+    again = regard.load(folder, device="cpu", packed=False)
+    assert (again.task, again.labels) == (model.task, model.labels)
+    if "images" in name:
+        given = torch.randn(2, 3, 32, 32)
+    else:
+        auto = transformers.AutoTokenizer.from_pretrained(folder)
+        before = [] if model.task == "translate" else [WRITES.start]
+        after = [] if model.task == "generate" else [WRITES.end]
+        for text in TEXTS:
+            wanted = [*before, *WRITES.encode(text), *after]
+            assert auto(text)["input_ids"] == wanted
+            assert again.tokenizer.encode(text) == WRITES.encode(text)
+        assert (auto.pad_token_id, auto.mask_token_id) == (WRITES.pad, WRITES.mask)
+        mine, other = model.tokenizer, again.tokenizer
+        assert all(getattr(mine, role) == getattr(other, role) for role in SPECIAL)
+        assert again.prefix == model.prefix
+        theirs(**auto(TEXTS[:3], padding=True, return_tensors="pt", truncation=True, max_length=41))
+        given = torch.tensor([auto(TEXTS[0])["input_ids"]])
+    out = theirs(given)
+    wanted = out.get("logits", out.get("prediction_logits", out.get("pooler_output")))
+    for each in (model, again):
+        got = each.logits(given)
+        assert got.shape == wanted.shape
+        assert (got - wanted).abs().max() < 1e-4
+
+
+def test_hf_knows_the_labels(tmp_path: Path):
+    written = json.loads((export(one_of_ours("classify"), "hf", tmp_path / "out") / "config.json").read_text())
+    assert written["id2label"] == {"0": "bad", "1": "fine", "2": "good"}
+    assert written["label2id"] == {"bad": 0, "fine": 1, "good": 2}
+
+
+@torch.no_grad()
+def test_pairs_as_each_was_trained(tmp_path: Path):
+    """RoBERTa has two ends between two texts, as long as it was not trained here on one."""
+    theirs, tokenizer, folder = foreign.made(foreign.CASES["roberta classes"], tmp_path)
+    model = regard.load(folder, packed=False)
+    pair = ("the red dog", "two cats")
+    given = tokenizer(*pair, return_tensors="pt")["input_ids"]
+    assert make_row(model, *map(model.tokenizer.encode, pair)).ids == given[0].tolist()
+    [found] = model.classify([pair])
+    wanted = theirs(given).logits.softmax(-1)[0].tolist()
+    assert list(found.probabilities.values()) == pytest.approx(wanted, abs=1e-5)
+
+    trained_here = Model(model.net, "classify", model.tokenizer, labels=LABELS)
+    for number, each in enumerate((model, trained_here)):
+        auto = transformers.AutoTokenizer.from_pretrained(export(each, "hf", tmp_path / f"out{number}"))
+        assert auto(*pair)["input_ids"] == make_row(each, *map(model.tokenizer.encode, pair)).ids
+
+
+def test_a_prompt_begins_as_it_did_in_training(tmp_path: Path):
+    """GPT-2's own tokenizer puts nothing before a text; here it is trained with a start."""
+    _, tokenizer, folder = foreign.made(foreign.CASES["gpt2"], tmp_path)
+    model = regard.load(folder, packed=False)
+    trained_here = Model(model.net, "generate", model.tokenizer)
+    for each, prefix in ((model, []), (trained_here, [tokenizer.bos_token_id])):
+        out = export(each, "hf", tmp_path / f"out{len(prefix)}")
+        assert transformers.AutoTokenizer.from_pretrained(out)("a dog")["input_ids"][: len(prefix)] == prefix
+        assert regard.load(out).prefix == each.prefix == prefix
+
+
+@pytest.mark.parametrize("name", ["fill in pairs", "fill without segments, 1e-05", "fill without segments, 1e-12"])
+@torch.no_grad()
+def test_hf_takes_pairs(name: str, tmp_path: Path):
+    """A second text has its own segment where the model has one, and none where it has not."""
+    model = one_of_ours(name)
+    folder = export(model, "hf", tmp_path / "out")
+    auto = transformers.AutoTokenizer.from_pretrained(folder)
+    batch = auto("the fox", "a dog", return_tensors="pt")
+    first, second = ([*WRITES.encode(text), WRITES.end] for text in ("the fox", "a dog"))
+    assert batch["input_ids"].tolist() == [[WRITES.start, *first, *second]]
+    segments = torch.tensor([[0] * (1 + len(first)) + [1] * len(second)]) if name == "fill in pairs" else None
+    assert ("token_type_ids" in batch) == (segments is not None)
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    mine = model.net(batch["input_ids"], segments=segments)
+    assert (theirs(**batch).logits - mine).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama", "bert masked", "roberta masked", "distilbert classes"])
+@torch.no_grad()
+def test_what_came_from_them_goes_back(case: str, tmp_path: Path):
+    """With its own tokenizer, and with the special tokens that it had."""
+    theirs, tokenizer, folder = foreign.made(foreign.CASES[case], tmp_path)
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    model = regard.load(folder, packed=False)
+    back = export(model, "hf", tmp_path / "back")
+    auto = transformers.AutoTokenizer.from_pretrained(back)
+    for text in TEXTS:
+        assert auto(text)["input_ids"] == tokenizer(text)["input_ids"]
+    for role in ("pad", "mask"):
+        assert getattr(auto, f"{role}_token") == getattr(tokenizer, f"{role}_token")
+    assert auto.chat_template == (model.chat_template if model.task == "generate" else None)
+    kind = {"generate": "AutoModelForCausalLM"}.get(model.task, AUTO[model.task])
+    given = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
+    again = getattr(transformers, kind).from_pretrained(back).eval()
+    assert (again(given).logits - theirs(given).logits).abs().max() < 1e-4
+    assert regard.load(back).labels == model.labels
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name.startswith("generate")])
+def test_ctranslate2_generates_as_we_do(name: str, tmp_path: Path, ctranslate2):
+    model = one_of_ours(name)
+    folder = export(model, "ctranslate2", tmp_path / "out")
+    theirs = ctranslate2.Generator(str(folder))
+    prompts = [[WRITES.start, *WRITES.encode(text)] for text in ("the fox", "a lazy dog and", "über")]
+    scored = theirs.score_batch(names(WRITES, prompts))
+    for prompt, got in zip(prompts, scored, strict=True):
+        logits = model.logits(torch.tensor([prompt]))[0, :-1].log_softmax(-1)
+        wanted = logits.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+        assert (torch.tensor(got.log_probs) - wanted).abs().max() < 1e-4
+    found = theirs.generate_batch(names(WRITES, prompts[:1]), max_length=7, include_prompt_in_result=False)
+    given = torch.tensor(prompts[:1])
+    [[mine]] = search(model.net, given, end=WRITES.end, limits=7, how=Decoding(beam=1))
+    assert found[0].sequences_ids[0] == mine.ids
+    assert Tokenizer.load(folder / "tokenizer.json").encode("the fox") == WRITES.encode("the fox")
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+def test_ctranslate2_takes_what_came_from_elsewhere(case: str, tmp_path: Path, ctranslate2):
+    _, tokenizer, folder = foreign.made(foreign.CASES[case], tmp_path)
+    model = regard.load(folder, packed=False)
+    theirs = ctranslate2.Generator(str(export(model, "ctranslate2", tmp_path / "out")))
+    ids = tokenizer("two dogs run")["input_ids"]
+    (scored,) = theirs.score_batch([tokenizer.convert_ids_to_tokens(ids)])
+    logits = model.logits(torch.tensor([ids]))[0, :-1].log_softmax(-1)
+    wanted = logits.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    assert (torch.tensor(scored.log_probs) - wanted).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    "config", [BOTH["post-norm"], BOTH["pre-norm"], BOTH["two vocabularies"]], ids=["one", "pegasus", "two"]
+)
+@torch.no_grad()
+def test_a_translator_comes_back(config: ModelConfig, tmp_path: Path):
+    model = random_model(config, norms=8.0)
+    again = regard.load(export(model, "hf", tmp_path / "out"), device="cpu", packed=False)
+    assert again.task == "translate"
+    assert ours(again, Decoding(beam=1), 13) == ours(model, Decoding(beam=1), 13)
+    assert again.source_tokenizer.encode(TEXT) == model.source_tokenizer.encode(TEXT)
+    assert again.tokenizer.encode(TEXT) == model.tokenizer.encode(TEXT)
+
+
+# ---------------------------------------------------------------------------------------
 # Refusals: one line, and nothing is left behind
 
 
@@ -288,8 +502,13 @@ REFUSED = [
     ("ctranslate2", config(final_norm=True), "encoder.final_norm is True here and None or False there"),
     ("ctranslate2", presets.tiny_bahdanau(), "its encoder (recurrent over tokens) is no Transformer over tokens"),
     ("hf", presets.tiny_captioner(), "its encoder (transformer over grid) is no Transformer over tokens"),
-    ("hf", presets.tiny_decoder(), "only translators can, and this is of another kind (decoder, vocabulary head)"),
-    ("ctranslate2", presets.tiny_vit(), "only translators can, and this is of another kind (encoder, pooled head)"),
+    ("hf", presets.tiny_decoder(), "decoder.d_head is 7 here and 9 there; decoder.d_value is 5 here and 9 there; use it with regard itself"),
+    ("hf", presets.gpt3("small"), "decoder.windows is (0, 128) here and () there; use it with regard itself"),
+    ("hf", presets.tiny_elmo(), "no family is of this kind (encoder); known: gpt2, llama, bert"),
+    ("hf", SMALL["classify"].replace(head=Pooled(n_labels=3, pool="mean")), "head.pool is 'mean' here and 'class' there"),
+    ("ctranslate2", presets.tiny_vit(), "only translators and language models can, and this is of another kind (encoder, pooled head)"),
+    ("ctranslate2", presets.tiny_elmo(), "only translators and language models can"),
+    ("ctranslate2", SMALL["generate"].replace(decoder=SMALL["generate"].decoder.replace(windows=(3,))), "decoder.windows is (3,) here and () there; use it with regard itself"),
 ]  # fmt: skip
 
 

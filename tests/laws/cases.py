@@ -49,6 +49,9 @@ VARIANTS = {
     "patches, mean": presets.tiny_vit(input=Patches(image_size=15, patch_size=3, class_token=False)).replace(
         head=Pooled(n_labels=5, pool="mean")
     ),
+    "patches, registers": presets.tiny_vit(input=Patches(image_size=15, patch_size=3, registers=2)).replace(
+        head=Pooled(n_labels=5, dense=True, activation="relu")
+    ),
     "gru without attention": presets.tiny_bahdanau(score=None),
     "gru, dot": presets.tiny_bahdanau(score="dot"),
     "gru, scaled dot": presets.tiny_bahdanau(score="scaled_dot"),

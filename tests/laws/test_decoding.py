@@ -22,6 +22,7 @@ HOWS = {
     "wide beam, plain": Decoding(beam=5, n_best=2, penalty="plain", length_penalty=1.0),
     "drawn": Decoding(temperature=1.3, n_best=2, seed=5),
     "drawn from few": Decoding(temperature=0.8, n_best=3, top_k=13, top_p=0.9),
+    "drawn, not again": Decoding(temperature=1.1, n_best=2, min_p=0.05, repetition_penalty=1.7),
 }
 
 
@@ -291,6 +292,37 @@ def test_draws_fall_as_often_as_is_likely():
     counts = torch.bincount(drawn(shares.log().expand(1000, 4), lots, top_p=0.71), minlength=4)
     assert counts.tolist() == [444, 334, 222, 0] or counts.tolist() == [445, 333, 222, 0]
     assert torch.bincount(drawn(shares.log().expand(1000, 4), lots, top_p=0.39)).tolist() == [1000]
+    counts = torch.bincount(drawn(shares.log().expand(1000, 4), lots, min_p=0.6), minlength=4)
+    assert counts.tolist() == [571, 429, 0, 0]
+
+
+@pytest.mark.parametrize("how", ["greedy", "beam", "drawn"])
+def test_any_of_several_ends_ends(how):
+    """A search with one end more finds what ended, and nothing goes on after it."""
+    how, ends = HOWS[how], (END, 17)
+    model, _, _, prompt, lengths = ready("tiny_decoder")
+    model.head.bias.data[17] = 1.0
+    found = search(model, prompt, lengths, end=ends, limits=23, how=how, never=NEVER)
+    assert not any(set(one.ids) & {*ends} for row in found for one in row)
+    assert any(one.ended for row in found for one in row)
+    for row, some in enumerate(found):
+        own = prompt[row : row + 1, : lengths[row]]
+        for one in some:
+            scores = [
+                logprob(model, None, own, [*one.ids, *end]) for end in ([[e] for e in ends] if one.ended else [[]])
+            ]
+            assert min(abs(one.logprob - score) for score in scores) < 1e-4
+
+
+def test_rows_that_are_done_go_along_within_their_room():
+    """A long prompt that is soon done beside a short one with much to write: together they need no more positions."""
+    model = build(CASES["tiny_decoder"]).requires_grad_(False)
+    limit = model.config.decoder.position_limit
+    prompt = torch.full((5, limit - 2), 5)
+    lengths = torch.tensor([limit - 2] + [3] * 4)
+    limits = [2] + [limit - 3] * 4
+    found = search(model, prompt, lengths, end=END, limits=limits, how=Decoding(beam=1), never=[END])
+    assert [len(one.ids) for (one,) in found] == limits
 
 
 def test_forked_rows_refuse_what_does_not_fit():
@@ -314,7 +346,11 @@ def test_forked_rows_refuse_what_does_not_fit():
         ({"beam": 0}, "beam (0) must be at least 1"),
         ({"beam": 2, "n_best": 3}, "n_best (3) must be at most beam (2)"),
         ({"beam": 2, "temperature": 0.5}, "a beam does not draw; give one of them"),
-        ({"top_p": 0.5}, "top_k and top_p: go with a temperature above 0"),
+        ({"top_p": 0.5}, "top_k, top_p and min_p: go with a temperature above 0"),
+        ({"min_p": 0.5}, "top_k, top_p and min_p: go with a temperature above 0"),
+        ({"temperature": 1.0, "min_p": 1.5}, "min_p (1.5) must be at least 0 and at most 1"),
+        ({"repetition_penalty": 0.0, "beam": 1}, "repetition_penalty (0.0) must be above 0; 1 is none"),
+        ({"repetition_penalty": 1.5}, "repetition_penalty (1.5): not with a beam of 4; take beam 1"),
         ({"temperature": 1.0, "top_p": 0.0}, "top_p (0.0) must be above 0 and at most 1"),
         ({"max_length": 3, "min_length": 5}, "max_length (3) must be at least min_length (5)"),
         ({"penalty": "none"}, "penalty ('none')"),

@@ -19,10 +19,24 @@ from regard import presets
 from regard.config import InputError, Patches, Pooled, Positions, Recurrent, Stack, Tokens, Vocabulary
 from regard.look.page import as_text
 from regard.nn import Transformer
+from regard.nn.blocks import Block
+from regard.nn.lora import add_lora
 from regard.recipe import Data, Files, Train
-from regard.train import objectives
+from regard.train import objectives, tune
 from regard.train.objectives import token_loss
-from regard.train.plan import PETAFLOP_DAY, SCORES_AT_A_TIME, USABLE, Load, linear, memory, pieces, plan, scores, total
+from regard.train.plan import (
+    PETAFLOP_DAY,
+    SCORES_AT_A_TIME,
+    USABLE,
+    Load,
+    linear,
+    memory,
+    pieces,
+    plan,
+    scores,
+    total,
+    trained_parameters,
+)
 
 B, T = 3, 13
 NAMED = {name: presets.preset(name) for name in presets.names()}
@@ -431,3 +445,15 @@ def test_the_command_needs_no_torch():
 def test_mistakes_are_one_line_and_exit_code_2(arguments, message):
     result = run(*arguments)
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
+
+
+@pytest.mark.parametrize("name", ["tiny_encoder_decoder", "tiny_llama", "tiny_decoder", "tiny_tagger"])
+@pytest.mark.parametrize("how", [{"lora": 3}, {"lora": 3, "train_last": 1}, {"train_last": 1}, {"train_last": 0}])
+def test_what_is_trained_is_counted(name, how):
+    """As many as a trainer trains; a norm outside the blocks is not counted."""
+    config, train = presets.preset(name), Train(steps=1, **how)
+    model = Transformer(config)
+    if "lora" in how:
+        add_lora([block for block in model.modules() if isinstance(block, Block)], how["lora"], 1.0)
+    moving = {n: p.numel() for n, p in model.named_parameters() if tune.is_trained(n, config, train)}
+    assert trained_parameters(config, train) == sum(size for n, size in moving.items() if "stack.norm" not in n)

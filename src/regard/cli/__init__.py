@@ -2,7 +2,10 @@
 
 shared.py       the app, common options, how results are shown
 training.py     prepare, train, plan, compare
-translation.py  translate, evaluate, export
+translation.py  translate, export
+generation.py   generate, chat
+reading.py      fill, classify, tag, embed
+evaluation.py   evaluate
 learning.py     quickstart, walk, explain, presets
 
 Results go to standard output, as text for people or with ``--json`` for programs; a user's mistake is one line on
@@ -23,7 +26,7 @@ from regard.config import RegardError
 
 # The commands, in the order of --help.
 # isort: off
-from regard.cli import training, translation, learning  # noqa: F401
+from regard.cli import training, translation, generation, reading, evaluation, learning  # noqa: F401
 
 # isort: on
 

@@ -26,7 +26,10 @@ Changes = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to change for this run: train.steps=100.")
 ]
 ModelName = Annotated[
-    str, typer.Argument(help="A run directory, or the name of a model that comes with regard: en-de.")
+    str,
+    typer.Argument(
+        help="A run directory, a model that comes with regard (en-de), a Hugging Face directory, or a GGUF file."
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda.  [default: a GPU if there is one]")]
 Precision = Annotated[str | None, typer.Option(help="float32, bfloat16, float16.  [default: bfloat16 on a GPU]")]
@@ -76,8 +79,8 @@ def lines_of(files: list[str]) -> Iterator[str]:
                 raise InputError(f"standard input: line {number} is not valid UTF-8; convert it to UTF-8") from None
 
 
-def load(name: str, device: str | None, precision: str | None, task: str) -> Any:
-    """A model for a task, or the reason why not."""
+def load(name: str, device: str | None, precision: str | None, *tasks: str) -> Any:
+    """A model for a task, or for one of several, or for any; or the reason why not."""
     if device not in (None, "cpu", "cuda"):
         raise InputError(f"--device ({device}) must be cpu or cuda")
     if precision not in (None, "float32", "bfloat16", "float16"):
@@ -90,7 +93,8 @@ def load(name: str, device: str | None, precision: str | None, task: str) -> Any
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device (cuda): there is no GPU here; leave it out")
     model = models.load(name, device=device, precision=precision)  # type: ignore[arg-type]
-    model.check_task(task)
+    if tasks:
+        model.check_task(*tasks)
     if model.device.type == "cpu":
         keep_freed_memory()
     return model

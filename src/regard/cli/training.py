@@ -18,7 +18,7 @@ def prepare(
     changes: Changes = None,
     out: Annotated[str | None, typer.Option(help="The data directory to make.  [default: data/RECIPE]")] = None,
     task: Annotated[
-        str | None, typer.Option(help="Without a recipe: translate, generate, fill, classify, tag.")
+        str | None, typer.Option(help="Without a recipe: translate, generate, fill, classify, tag, prefer.")
     ] = None,
     train: Annotated[list[str] | None, typer.Option(help="Files to learn from; may be given again.")] = None,
     valid: Annotated[list[str] | None, typer.Option(help="Files to choose the model on.")] = None,
@@ -81,7 +81,8 @@ def train(
     out: Annotated[str | None, typer.Option(help="The run directory to make.  [default: runs/RECIPE]")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with this run directory, from its last checkpoint.")] = None,
     begin_from: Annotated[
-        str | None, typer.Option("--from", help="Begin with the weights of this run directory, of the same model.")
+        str | None,
+        typer.Option("--from", help="Begin with this model: a run directory, a shipped model, a Hugging Face one."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.  [default: a GPU if there is one]")] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the weights out (FSDP2).")] = False,
@@ -111,11 +112,16 @@ def train(
 
     from regard.train.loop import Stopped
     from regard.train.loop import train as train_recipe
+    from regard.train.tune import check_beginning, opened_to_tune
     from regard.train.watch import Watch
 
-    place = data
+    place, other = data, None
     if given is not None and resume is None:
-        place = _prepared(given, data, Path(recipe or "").stem, quiet=quiet)
+        if begin_from is not None:
+            other = opened_to_tune(begin_from)
+            given = recipes.completed(given, other.config)
+        check_beginning(given, begins=other is not None, shard=shard)
+        place = _prepared(given, data, Path(recipe or "").stem, other, quiet=quiet)
     if verify:
         assert given is not None
         assert place is not None
@@ -124,16 +130,16 @@ def train(
     run = resume or out or f"runs/{Path(recipe or '').stem}"
     watch = Watch(quiet=quiet, tensorboard=tensorboard)
     try:
-        how = {"resume": resume is not None, "begin_from": begin_from, "device": device, "shard": shard}
+        how = {"resume": resume is not None, "begin_from": other, "device": device, "shard": shard}
         train_recipe(given, place, run, **how, watch=watch)
     except Stopped as stopped:
         print(f"{stopped}; everything is saved. To go on: regard train --resume {run}", file=sys.stderr)
         raise typer.Exit(128 + stopped.number) from None
 
 
-def _prepared(recipe: Any, given: str | None, name: str, *, quiet: bool) -> str:
-    """The data directory of a recipe, prepared if it is not there. Of several processes the first prepares."""
-    place = given or f"data/{name}"
+def _prepared(recipe: Any, given: str | None, name: str, model: Any, *, quiet: bool) -> str:
+    """The data directory of a recipe, prepared if it is not there, with the tokenizers of the model to begin with, if
+    any. Of several processes the first prepares."""
     import time
     from pathlib import Path
 
@@ -141,16 +147,19 @@ def _prepared(recipe: Any, given: str | None, name: str, *, quiet: bool) -> str:
     from regard.data.store import DataDir
     from regard.data.summary import progress_bar
     from regard.train.run import check_data
+    from regard.train.tune import data_for, tokenizers
 
+    own = None if model is None else tokenizers(model)
+    place = given or (f"data/{name}" if model is None else data_for(model, f"data/{name}"))
     first = os.environ.get("RANK", "0") == "0"
     while not first and not Path(place).exists():
         time.sleep(0.5)
     if not Path(place).exists() and quiet:
-        prepare(recipe.data, Path(place))
+        prepare(recipe.data, Path(place), tokenizers=own)
     elif not Path(place).exists():
         print(f"preparing {place}", file=sys.stderr)
         with progress_bar() as progress:
-            prepare(recipe.data, Path(place), progress=progress)
+            prepare(recipe.data, Path(place), tokenizers=own, progress=progress)
     check_data(DataDir(Path(place)), recipe, files=not given)
     return place
 
@@ -230,6 +239,8 @@ def plan(
     from regard.train.plan import plan as plan_run
 
     run = explain.read(model, changes or ())
+    if run.model is None:
+        raise InputError(f"{model}: has the model of train --from; say which that is: model.preset=bert_base")
     if tokens is None and run.train is not None and run.given("train.steps"):
         tokens = float(run.train.steps * run.train.batch_tokens)
     options = given(gpu_memory=None if gpu_memory is None else gpu_memory * 1e9, tokens=tokens, flops=flops)

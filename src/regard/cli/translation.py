@@ -1,4 +1,4 @@
-"""Text to text: translate, evaluate, export."""
+"""Text to text: translate, export."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from regard.cli.shared import (
     given,
     lines_of,
     load,
-    show,
 )
 from regard.config import InputError
 
@@ -92,50 +91,12 @@ def translate(
 
 
 @app.command()
-def evaluate(
-    model: ModelName,
-    other: Annotated[str | None, typer.Argument(help="Another model, to compare with.", show_default=False)] = None,
-    source: Annotated[str | None, typer.Option(help="The texts to translate, a line each.")] = None,
-    reference: Annotated[list[str] | None, typer.Option(help="Their translations; may be given again.")] = None,
-    language: Annotated[str, typer.Option(help="That is written: for the tokenizer of the papers' BLEU.")] = "en",
-    beam: Beam = None,
-    length_penalty: LengthPenalty = None,
-    penalty: Penalty = None,
-    device: Device = None,
-    precision: Precision = None,
-    as_json: AsJson = False,
-) -> None:
-    """Score translations: BLEU and chrF with intervals and signatures, by length; loss. Keeps a score card.
-
-    regard evaluate runs/en-de --source test.en --reference test.de --language de
-    """
-    if source is None or not reference:
-        raise InputError("--source and --reference: give both, a file each, line by line")
-
-    from regard.decode.watch import translating
-    from regard.evaluate import compare, read_texts, set_name
-    from regard.evaluate import evaluate as score
-
-    sources, references = read_texts(source, reference)
-    options = given(beam=beam, length_penalty=length_penalty, penalty=penalty)
-    models = [load(name, device, precision, "translate") for name in (model, other) if name is not None]
-    cards = []
-    for each in models:
-        with translating(str(each.path)) as progress:
-            settings = {"name": set_name(source), "language": language, "progress": progress, **options}
-            cards.append(score(each, sources, references, **settings))
-    show(compare(*cards) if other is not None else cards[0], as_json, width=140)
-    for each, card in zip(models, cards, strict=True):
-        card.save(each.path)
-
-
-@app.command()
 def export(
     model: ModelName,
     to: Annotated[str | None, typer.Option(help="hf (transformers) or ctranslate2.")] = None,
     out: Annotated[str | None, typer.Option(help="The directory to make.")] = None,
 ) -> None:
-    """Write a translator as a directory that others load.
+    """Write a model as a directory that others load, tokenizer and all.
 
     regard export en-de --to ctranslate2 --out en-de-ct2
     """

@@ -3,13 +3,14 @@ rows as rectangles."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,19 +22,23 @@ Ids = NDArray[np.int64]
 
 
 class Batch(NamedTuple):
-    """What one part of an update works on. A negative ``wanted`` is left out of the loss.
+    """What one part of an update works on. A negative ``wanted`` is left out of the loss, and so is a number that is
+    none (labels that are numbers may be negative).
 
-    ``at`` names the positions that are scored, in the flattened batch, where they are few (masked tokens).
+    ``at`` names the positions that are scored, in the flattened batch, where they are few (masked tokens, answers).
+    Of preferences the first half of the rows has the chosen answers, the second the rejected ones; ``reference`` is how
+    much likelier each chosen one was to the model that training began with, as a difference of logarithms.
     """
 
     inputs: Int[Tensor, "B S"]
     layout: Layout
-    wanted: Int[Tensor, "..."]
+    wanted: Int[Tensor, "..."] | Float[Tensor, " B"]
     target: Int[Tensor, "B T"] | None = None
     target_layout: Layout = Layout()
     segments: Int[Tensor, "B S"] | None = None
     at: Int[Tensor, " N"] | None = None
     pair: Int[Tensor, " B"] | None = None
+    reference: Float[Tensor, " N"] | None = None
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device; where it is pinned, the host does not wait for the copy."""
@@ -80,6 +85,7 @@ class Batches(ABC):
         self.columns = data.split(split)
         self.tokenizer, self.source_tokenizer = data.tokenizer, data.source_tokenizer
         self.seed = train.seed if shuffled else 0
+        self.reference = np.zeros(0, np.float32)  # for preferences: a number a pair, once somebody has worked it out
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -102,7 +108,8 @@ class Batches(ABC):
         rows = self.rows(step)
         mine = rows[index::parts]
         batch = self.make(step, mine if len(mine) else rows[:1])
-        return batch if len(mine) else batch._replace(wanted=torch.full_like(batch.wanted, -1))
+        nothing = math.nan if batch.wanted.is_floating_point() else -1
+        return batch if len(mine) else batch._replace(wanted=torch.full_like(batch.wanted, nothing))
 
     def hidden_words(self, ids: Ids, real: NDArray, step: int, rows: Ids, mask: int) -> Ids:
         """Word dropout: a share of the tokens read is hidden behind the mask token."""

@@ -7,7 +7,7 @@ changes what is drawn for it.
 
 Three ways to lay text out:
 
-- a text a row, padded, rows of like length together (translate, classify, tag): :mod:`regard.data.bucketed`
+- a text a row, padded, rows of like length together (translate, classify, tag, prefer): :mod:`regard.data.bucketed`
 - rows of fixed length, cut from the stream of all documents (generate, fill): :mod:`regard.data.stream`
 - rows of fixed length filled with whole pairs (translate, packed): :mod:`regard.data.filled`
 
@@ -36,7 +36,7 @@ def make_batches(data: DataDir, split: str, train: Train, model: ModelConfig, *,
     max_len = min([t.max_len for t in towers if isinstance(t, Stack) and t.max_len], default=None)
     streams = data.task in ("generate", "fill")
     packed = streams if train.packed is None else train.packed
-    if packed and data.task in ("classify", "tag"):
+    if packed and data.task in ("classify", "tag", "prefer"):
         raise InputError(f"packed (true): {data.task} has a row a text; leave it out")
     if packed and data.task == "translate" and any(isinstance(tower, Recurrent) for tower in towers):
         raise InputError("packed (true): a recurrent model cannot keep the texts of a row apart; leave it out")
@@ -52,8 +52,10 @@ def make_batches(data: DataDir, split: str, train: Train, model: ModelConfig, *,
             raise InputError(f"row_tokens ({length}) must be at most the model's max_len ({max_len})")
         if model.pair_head is not None:
             return Halves(data, split, train, shuffled=shuffled, length=length)
-        walls = not isinstance(towers[0], Recurrent)  # a state is carried over: the start token says that a text begins
-        return Stream(data, split, train, shuffled=shuffled, length=length, walls=walls)
+        if isinstance(towers[0], Recurrent):  # a state is carried over: the start token says that a text begins
+            both = data.task == "fill"
+            return Stream(data, split, train, shuffled=shuffled, length=length, walls=False, both_ways=both)
+        return Stream(data, split, train, shuffled=shuffled, length=length)
     segments = getattr(towers[0].input, "n_segments", 0)
     batches: Bucketed | Filled
     if packed and shuffled:

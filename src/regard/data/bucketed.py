@@ -29,12 +29,13 @@ class Bucketed(Batches):
             tags = self.columns["tag"]
             so_far = np.concatenate([[0], np.cumsum(np.asarray(tags.ids) >= 0)])
             self.n_tags = so_far[tags.ends] - so_far[tags.ends - tags.lengths]
-        self.longest = max(int(side.max(initial=0)) for side in self._lengths(self.columns))
-        if self.longest > train.batch_tokens:
+        most = max(int(side.max(initial=0)) for side in self._lengths(self.columns))
+        if most > train.batch_tokens:
             raise InputError(
-                f"batch_tokens ({train.batch_tokens}) must be at least {self.longest}, the longest example's tokens;"
+                f"batch_tokens ({train.batch_tokens}) must be at least {most}, the longest example's tokens;"
                 " raise it, or lower data.max_tokens"
             )
+        self.longest = most // 2 if data.task == "prefer" else most
         self.columns_in = every_epoch(self, self.longest - 1)
         self.order = lru_cache(maxsize=2)(self._order)
         self.n_batches = len(self.order(0)[2])
@@ -46,6 +47,10 @@ class Bucketed(Batches):
         """The tokens of each row, those that are read and those that are written, special ones among them."""
         if self.data.task == "translate":  # end; and start on the way in, end on the way out
             return columns["source"].lengths[rows] + 1, columns["target"].lengths[rows] + 1
+        if self.data.task == "prefer":  # two rows, both as long as the longer: start, prompt, answer
+            answers = np.maximum(columns["chosen"].lengths[rows], columns["rejected"].lengths[rows])
+            source = 2 * (1 + columns["prompt"].lengths[rows] + answers)
+            return source, np.ones_like(source)
         source = columns["text"].lengths[rows] + 2  # start, end
         if "second" in columns:
             source = source + columns["second"].lengths[rows] + 1
@@ -83,6 +88,8 @@ class Bucketed(Batches):
     def make(self, step: int, rows: Ids) -> Batch:
         if self.data.task == "translate":
             return self._pairs(step, rows)
+        if self.data.task == "prefer":
+            return self._answers(rows)
         tokens = self.tokenizer
         ids, lengths = joined(self.columns["text"], rows, before=tokens.start, after=tokens.end, pad=tokens.pad)
         segments = None
@@ -93,7 +100,8 @@ class Bucketed(Batches):
         real = np.arange(ids.shape[1]) < lengths[:, None]
         ids = self.hidden_words(ids, real & (ids != tokens.start) & (ids != tokens.end), step, rows, tokens.mask)
         if self.data.task == "classify":
-            wanted = np.asarray(self.columns["label"][rows], np.int64)
+            labels = np.asarray(self.columns["label"][rows])
+            wanted = labels if self.data.has_numbers else labels.astype(np.int64)
         else:
             wanted, _ = joined(self.columns["tag"], rows, before=-1, after=-1, pad=-1)
         keep = segments is not None and self.n_segments > 1
@@ -117,6 +125,34 @@ class Bucketed(Batches):
             torch.from_numpy(wanted),
             torch.from_numpy(target),
             Layout(lengths=torch.from_numpy(n_target)),
+        )
+
+    def _answers(self, rows: Ids) -> Batch:
+        """Each prompt twice: first all with the chosen answer, then all with the rejected one. What is asked for are
+        the answers' tokens and their end."""
+        tokens = self.tokenizer
+        prompt, n_prompt = joined(self.columns["prompt"], rows, before=tokens.start, pad=tokens.pad)
+        halves = [joined(self.columns[name], rows, pad=tokens.pad) for name in ("chosen", "rejected")]
+        width = int((n_prompt + np.maximum(*(n for _, n in halves))).max())
+        ids, lengths, asked = [], [], []
+        for answer, n_answer in halves:
+            both, is_answer = _side_by_side(prompt, n_prompt, answer, n_answer, tokens.pad)
+            ids.append(np.pad(both, ((0, 0), (0, width - both.shape[1])), constant_values=tokens.pad))
+            lengths.append(n_prompt + n_answer)
+            following = np.pad(
+                np.where(is_answer, both, -1), ((0, 0), (0, width + 1 - both.shape[1])), constant_values=-1
+            )
+            following[np.arange(len(rows)), lengths[-1]] = tokens.end
+            asked.append(following[:, 1:])
+        wanted = np.concatenate(asked)
+        at = np.flatnonzero(wanted >= 0)
+        reference = self.reference[rows] if len(self.reference) else np.zeros(len(rows), np.float32)
+        return Batch(
+            torch.from_numpy(np.concatenate(ids)),
+            Layout(lengths=torch.from_numpy(np.concatenate(lengths))),
+            torch.from_numpy(wanted.flat[at]),
+            at=torch.from_numpy(at),
+            reference=torch.from_numpy(reference),
         )
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +32,15 @@ Progress = Callable[[str, int, int, str], None]
 figure to watch."""
 
 
-def prepare(data: recipe.Data, out: str | Path, *, progress: Progress = lambda *_: None) -> DataDir:
-    """Write a data directory from raw files, whole or not at all, and open it.
+def prepare(
+    data: recipe.Data,
+    out: str | Path,
+    *,
+    tokenizers: Mapping[str, Tokenizer] | None = None,
+    progress: Progress = lambda *_: None,
+) -> DataDir:
+    """Write a data directory from raw files, whole or not at all, and open it. ``tokenizers``, by the names of their
+    files, are those of a model that is to go on with the data; none is learned then.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -53,7 +61,7 @@ def prepare(data: recipe.Data, out: str | Path, *, progress: Progress = lambda *
     survey = Survey(data)
     for split, corpus in corpora.items():
         survey.go_through(split, corpus, progress)
-    tokenizers, facts = _tokenizers(data, corpora["train"], survey, progress)
+    tokenizers, facts = _tokenizers(data, corpora["train"], survey, progress, tokenizers)
     labels = sorted(survey.labels)
 
     partial = out.with_name(f".{out.name}.partial")
@@ -106,6 +114,8 @@ def text_columns(data: recipe.Data) -> tuple[str, ...]:
     """
     if data.task == "translate":
         return "source", "target"
+    if data.task == "prefer":
+        return "prompt", "chosen", "rejected"
     return ("text", "second") if data.task == "classify" and len(data.columns) == 3 else ("text",)
 
 
@@ -183,7 +193,9 @@ class Survey:
             place = f"{row.file.path}: line {row.line + i}"
             if not label.strip():
                 raise InputError(f"{place}: the label is missing")
-            if split == "train":
+            if self.data.labels == "numbers":
+                _number(label, place)
+            elif split == "train":
                 self.heads.setdefault(row.file.path, row)
                 self.labels[label] += 1
             elif label not in self.labels:
@@ -201,20 +213,35 @@ class Survey:
             )
 
 
+def _number(label: str, place: str) -> float:
+    """A label as a number."""
+    try:
+        value = float(label)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        header = "; if it is a header, name the columns" if place.endswith("line 1") else ""
+        raise InputError(f"{place}: label {label!r} is not a number, and labels = 'numbers' says they are{header}")
+    return value
+
+
 # ---------------------------------------------------------------------------------------
 # Second: the tokenizer, or one a side
 
 
 def _tokenizers(
-    data: recipe.Data, corpus: Corpus, survey: Survey, progress: Progress
+    data: recipe.Data, corpus: Corpus, survey: Survey, progress: Progress, given: Mapping[str, Tokenizer] | None
 ) -> tuple[dict[str, Tokenizer], dict[str, dict[str, Any]]]:
     """The tokenizers by their files' names, and what the manifest says of each."""
     tokenizers: dict[str, Tokenizer] = {}
     facts: dict[str, dict[str, Any]] = {}
+    origin: dict[str, Any]
     for file, characters in survey.characters.items():
-        if data.tokenizer.file is not None:
+        if given is not None:
+            tokenizer, origin = given[file], {"from": "the model that training begins with"}
+        elif data.tokenizer.file is not None:
             tokenizer = Tokenizer.load(data.tokenizer.file)
-            origin: dict[str, Any] = {"from": data.tokenizer.file, **_hashes([Path(data.tokenizer.file)]).popitem()[1]}
+            origin = {"from": data.tokenizer.file, **_hashes([Path(data.tokenizer.file)]).popitem()[1]}
         else:
             columns = [column for column, its in tokenizer_files(data).items() if its == file]
             texts = _sample(data, corpus, columns, characters.sample, progress)
@@ -245,7 +272,8 @@ class Writer:
         self.packers = {column: packers[file] for column, file in tokenizer_files(data).items()}
         self.columns = {name: Column(folder, split, name, packer.dtype) for name, packer in self.packers.items()}
         if data.task == "classify":
-            self.columns["label"] = Column(folder, split, "label", np.dtype("i4"), ragged=False)
+            number = np.dtype("f4" if data.labels == "numbers" else "i4")
+            self.columns["label"] = Column(folder, split, "label", number, ragged=False)
         if data.task == "tag":
             self.columns["tag"] = Column(folder, split, "tag", np.dtype("i2" if len(labels) < 2**15 else "i4"))
         self.dropped: Counter[str] = Counter()
@@ -266,13 +294,28 @@ class Writer:
         self.n_read += len(batch.rows)
         if self.data.task == "tag":
             packed = self._tagged(batch.rows)
+        elif self.data.task == "prefer":
+            packed = self._answered(batch.texts)
         else:
             packed = {name: packer(batch.texts[name]) for name, packer in self.packers.items()}
         if self.data.task == "classify":
-            packed["label"] = [self.labels[row.labels[0]].to_bytes(4, "little") for row in batch.rows]
-        keep = self._filter([[len(row) // self.packers[n].dtype.itemsize for row in packed[n]] for n in self.packers])
+            packed["label"] = [np.array(self._label(row), self.columns["label"].dtype).tobytes() for row in batch.rows]
+        keep = self._filter(packed)
         for name, rows in packed.items():
             self.columns[name].add([row for row, kept in zip(rows, keep, strict=True) if kept])
+
+    def _label(self, row: Row) -> float:
+        label = row.labels[0]
+        return float(label) if self.data.labels == "numbers" else self.labels[label]
+
+    def _answered(self, texts: dict[str, list[str]]) -> dict[str, list[bytes]]:
+        """Prompts, and answers that go on from them: prompt and answer are one text, with what spaces the two have."""
+        prompt = self.packers["prompt"]
+        ids = {"prompt": prompt(texts["prompt"])}
+        for name in ("chosen", "rejected"):
+            packer = self.packers[name]
+            ids[name] = [packer.pack(row) for row in packer.tokenizer.encode_parts(texts[name])]
+        return ids
 
     def _tagged(self, rows: list[Row]) -> dict[str, list[bytes]]:
         """The ids of each row's words, and the tag of each word: at its first id, with -1 at the others."""
@@ -287,11 +330,15 @@ class Writer:
             packed["tag"].append(np.array([tag for word in tags for tag in word], column.dtype).tobytes())
         return packed
 
-    def _filter(self, lengths: list[list[int]]) -> list[bool]:
+    def _filter(self, packed: dict[str, list[bytes]]) -> list[bool]:
         """Which rows stay, by the lengths of their texts; each that goes is counted once."""
-        n = np.array(lengths)
+        n = np.array([[len(row) // self.packers[name].dtype.itemsize for row in packed[name]] for name in self.packers])
         longest, shortest = n.sum(axis=0) if self.data.task == "classify" else n.max(axis=0), n.min(axis=0)
+        if self.data.task == "prefer":
+            longest = n[0] + n[1:].max(axis=0)
         filters = {"empty": shortest == 0, "too long": longest > self.data.max_tokens}
+        if self.data.task == "prefer":
+            filters["alike"] = np.array([a == b for a, b in zip(packed["chosen"], packed["rejected"], strict=True)])
         if self.data.max_ratio is not None and self.data.task == "translate":
             filters["ratio"] = longest > shortest * self.data.max_ratio
         keep = np.ones(n.shape[1], bool)
@@ -309,6 +356,7 @@ class Writer:
                 "empty": "empty",
                 "too long": f"longer than max_tokens ({self.data.max_tokens})",
                 "ratio": f"beyond max_ratio ({self.data.max_ratio})",
+                "alike": "with the same answer twice",
             }
             reasons = [f"{count:,} {why[reason]}" for reason, count in self.dropped.items() if count]
             raise InputError(f"{self.split}: no example is left of {self.n_read:,}: {', '.join(reasons) or 'no rows'}")

@@ -71,7 +71,8 @@ class Corpus:
             elif task in ("generate", "fill"):
                 found = _documents(file, self.data)
             else:
-                found = _table(file, columns, len(columns) or 2, label=task == "classify")
+                n = len(columns) or (3 if task == "prefer" else 2)
+                found = _table(file, columns, n, label=task == "classify")
             yield from (Row(file, line, values) for line, values in found)
 
 

@@ -88,6 +88,16 @@ class DataDir:
         return self.manifest["labels"]
 
     @property
+    def n_labels(self) -> int:
+        """What a head over labels is to say: a score for each of them, or the one number."""
+        return 1 if self.has_numbers else len(self.labels)
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether the labels of texts are numbers, and have no names."""
+        return self.manifest["data"].get("labels") == "numbers"
+
+    @property
     def splits(self) -> list[str]:
         return list(self.manifest["splits"])
 

@@ -17,15 +17,26 @@ from regard.recipe import Train
 
 class Stream(Batches):
     """Rows of fixed length cut from all documents in a row, shuffled anew each epoch. A document is what the row holds
-    of it, and sees nothing else.
+    of it, and sees nothing else, unless there are no ``walls``. ``both_ways`` asks for the token after each and for
+    the one before it, instead of masked ones: what a model with a reader from either side is trained on (ELMo).
 
     For training the stream starts at another offset each epoch, so that the cuts move; what is left at its end is
     shorter than a row. Validation sees every token once, the last row padded.
     """
 
-    def __init__(self, data: DataDir, split: str, train: Train, *, shuffled: bool, length: int, walls: bool = True):
+    def __init__(
+        self,
+        data: DataDir,
+        split: str,
+        train: Train,
+        *,
+        shuffled: bool,
+        length: int,
+        walls: bool = True,
+        both_ways: bool = False,
+    ):
         super().__init__(data, split, train, shuffled=shuffled)
-        self.length = length
+        self.length, self.both_ways = length, both_ways
         self.text: Ragged = self.columns["text"]  # type: ignore[assignment]
         # generate: start + text in, text + end out. fill: start + text + end, read at once.
         self.sizes = self.text.lengths + (1 if data.task == "generate" else 2)
@@ -64,6 +75,8 @@ class Stream(Batches):
         real = tokens if self.shuffled else int(np.clip(self.total - rows * self.length, 0, self.length).sum())
         if self.data.task == "generate":
             return Size(real, real, real, tokens)
+        if self.both_ways:  # the last of a row has none after it, the first none before it
+            return Size(2 * (real - len(rows)), real, real, tokens)
         _, _, maskable, _, _ = self._tokens(step, rows)
         return Size(int(self._n_masked(maskable).sum()), real, real, tokens)
 
@@ -106,8 +119,19 @@ class Stream(Batches):
         if self.data.task == "generate":
             inputs = self.hidden_words(inputs, within > 0, step, rows, self.tokenizer.mask)
             return Batch(torch.from_numpy(inputs), layout, torch.from_numpy(following))
+        if self.both_ways:
+            return self._from_both_sides(inputs, which < len(self.sizes))
         inputs, at, wanted = self._masked(step, rows, inputs, maskable)
         return Batch(torch.from_numpy(inputs), layout, torch.from_numpy(wanted), at=torch.from_numpy(at))
+
+    def _from_both_sides(self, ids: Ids, real: NDArray) -> Batch:
+        """Each token is asked for its neighbours in the row, (B, L, 2): the next one, the one before."""
+        wanted = np.full((*ids.shape, 2), -1, np.int64)
+        inside = real[:, 1:]  # padding stands at the end
+        wanted[:, :-1, 0] = np.where(inside, ids[:, 1:], -1)
+        wanted[:, 1:, 1] = np.where(inside, ids[:, :-1], -1)
+        layout = Layout() if self.shuffled else Layout(lengths=torch.from_numpy(real.sum(1)))
+        return Batch(torch.from_numpy(ids), layout, torch.from_numpy(wanted))
 
     def _masked(self, step: int, rows: Ids, ids: Ids, maskable: NDArray) -> tuple[Ids, Ids, Ids]:
         """BERT's masking: of the tokens to be guessed 80 % become the mask, 10 % another token, 10 % stay."""

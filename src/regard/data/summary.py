@@ -112,7 +112,7 @@ class Summary:
         for name, values in columns.items():
             row = np.atleast_1d(values[i])[:SHOWN].tolist()
             if name == "label":
-                sample[name] = [labels[label] for label in row]
+                sample[name] = [labels[label] if labels else f"{label:g}" for label in row]
             elif name == "tag":
                 sample[name] = [labels[label] if label >= 0 else "-" for label in row]
             else:

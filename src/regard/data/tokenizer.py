@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -22,7 +21,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from regard import recipe
-from regard.schema import InputError
+from regard.files import write_text
+from regard.schema import InputError, read_json
 
 SPECIAL = {  # the first name of each is ours; a tokenizer from elsewhere may have one of the others
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "[pad]"),
@@ -30,6 +30,7 @@ SPECIAL = {  # the first name of each is ours; a tokenizer from elsewhere may ha
     "end": ("</s>", "[SEP]", "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "[sep]"),
     "mask": ("<mask>", "[MASK]", "<|mask|>", "[mask]"),
 }
+NAMES = ".special.json"  # the end of the name of the file that names them
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 ENOUGH = 100_000_000  # characters to learn a tokenizer from
 ENOUGH_RARE = 5_000_000  # where words hardly recur; about 200 bytes of memory each
@@ -58,11 +59,12 @@ class Tokenizer:
     end: int
     mask: int
 
-    def __init__(self, inner: tokenizers.Tokenizer):
-        for role, names in SPECIAL.items():
-            name = next((name for name in names if inner.token_to_id(name) is not None), names[0])
-            inner.add_special_tokens([AddedToken(name, special=True, normalized=False)])
-            setattr(self, role, inner.token_to_id(name))
+    def __init__(self, inner: tokenizers.Tokenizer, special: Mapping[str, str | None] | None = None):
+        """``special`` has the names of the special tokens, where a model that is there already has taken them as they
+        are: none is added, and for one that it lacks another stands in. Left out, they are found by their customary
+        names, and those that are missing are added."""
+        self.special = None if special is None else dict(special)
+        self.lacks = self._find_special(inner)  # the roles that another token stands in for
         inner.no_padding()
         inner.no_truncation()
         inner.encode_special_tokens = True  # "<pad>" in a text is text
@@ -80,6 +82,25 @@ class Tokenizer:
             )
             self._encoder.encode_special_tokens = True
         self.words_stand_alone = self.encode("a a") == 2 * self.encode("a")
+
+    def _find_special(self, inner: tokenizers.Tokenizer) -> frozenset[str]:
+        given, found = self.special, dict[str, int]()
+        there = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
+        for role, names in SPECIAL.items():
+            name = next((name for name in names if inner.token_to_id(name) is not None), names[0])
+            if given is not None:
+                if (name := given.get(role)) is None:
+                    continue
+                if inner.token_to_id(name) is None:
+                    raise InputError(f"special token {name!r} ({role}) is not in the tokenizer's vocabulary")
+            if name not in there:
+                inner.add_special_tokens([AddedToken(name, special=True, normalized=False)])
+            found[role] = inner.token_to_id(name)  # type: ignore[assignment]
+        stand_ins = {"mask": ("pad", "start", "end")}  # a text ends where the next begins (GPT-2)
+        for role in SPECIAL:
+            others = (found[other] for other in stand_ins.get(role, ("end", "start", "pad")) if other in found)
+            setattr(self, role, found.get(role, next(others, 0)))
+        return frozenset(SPECIAL.keys() - found.keys())
 
     # -- where tokenizers come from and go to ---------------------------------------------
 
@@ -122,7 +143,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Any tokenizer.json. Its special tokens are found by their customary names; those it lacks are added.
+        """Any tokenizer.json. Its special tokens are found by their customary names, and those it lacks are added,
+        unless ``save`` wrote a second file that names them.
 
         >>> Tokenizer.load("nowhere.json")
         Traceback (most recent call last):
@@ -135,16 +157,33 @@ class Tokenizer:
         except UnicodeDecodeError:
             raise InputError(f"{path}: not a tokenizer.json (not valid UTF-8)") from None
         try:
-            return cls(tokenizers.Tokenizer.from_str(text))
+            inner = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing more precise
             raise InputError(f"{path}: not a tokenizer.json ({error})") from None
+        special = Path(path).with_suffix(NAMES)
+        return cls(inner, read_json(special) if special.exists() else None)
 
     def save(self, path: str | Path) -> None:
-        """Write a tokenizer.json, whole or not at all."""
+        """Write a tokenizer.json, whole or not at all; beside it, where they were given, what its special tokens are
+        called (tokenizer.special.json)."""
         path = Path(path)
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(self._inner.to_str(pretty=True), encoding="utf-8")
-        os.replace(partial, path)
+        if self.special is not None:
+            write_text(path.with_suffix(NAMES), json.dumps(self.special, ensure_ascii=False))
+        write_text(path, self.to_json())
+
+    def to_json(self) -> str:
+        """What is in a tokenizer.json."""
+        return self._inner.to_str(pretty=True)
+
+    def same_as(self, other: Tokenizer) -> bool:
+        """Whether another one gives the same ids to the same texts, and to the same special tokens.
+
+        >>> mine, yours = (Tokenizer.train([], recipe.Tokenizer(kind="bytes")) for _ in range(2))
+        >>> mine.same_as(yours)
+        True
+        """
+        roles = all(getattr(self, role) == getattr(other, role) for role in SPECIAL)
+        return roles and self._inner.to_str() == other._inner.to_str()
 
     # -- text and ids ----------------------------------------------------------------------
 
@@ -170,6 +209,27 @@ class Tokenizer:
         space = "" if self.words_stand_alone else " "
         return self.encode_batch([space * (i > 0) + word for i, word in enumerate(words)])
 
+    def surroundings(self) -> tuple[list[int], list[int]]:
+        """The special ids that the tokenizer's own file puts before a text and after it.
+
+        >>> Tokenizer.train([], recipe.Tokenizer(kind="bytes")).surroundings()
+        ([], [])
+        """
+        bare, whole = (self._inner.encode("a", add_special_tokens=added).ids for added in (False, True))
+        n = len(bare)
+        at = next((i for i in range(len(whole) - n + 1) if whole[i : i + n] == bare), 0)
+        return whole[:at], whole[at + n :]
+
+    def between(self) -> list[int]:
+        """What it puts between two texts beside the end of the first: RoBERTa has another end there.
+
+        >>> Tokenizer.train([], recipe.Tokenizer(kind="bytes")).between()
+        []
+        """
+        before, after = self.surroundings()
+        n, pair = len(self._inner.encode("a", add_special_tokens=False).ids), self._inner.encode("a", "a").ids
+        return pair[len(before) + n + len(after) : len(pair) - n - len(after)]
+
     def open(self, text: str) -> str:
         """A text as ``encode_parts`` takes it, and as ``cut`` cuts it."""
         return self._prefix + text if text else text
@@ -191,6 +251,40 @@ class Tokenizer:
         """A text as it comes back: in the declared Unicode form and case."""
         normaliser = self._encoder.normalizer
         return text if normaliser is None else normaliser.normalize_str(text)
+
+    def piece(self, id: int, *, first: bool = False) -> bytes:
+        """What one token adds to a text, in UTF-8: a character may be spread over several. Special ones add nothing;
+        the first of a text may add less than it would later.
+
+        >>> mine = Tokenizer.train(["dog dog"], recipe.Tokenizer(vocab_size=266))
+        >>> [id] = mine.encode_words(["dog", "d"])[1]
+        >>> mine.piece(id), mine.piece(id, first=True)
+        (b' d', b'd')
+        """
+        if (id, first) not in self._pieces:
+            self._pieces[id, first] = self._piece(id, first)
+        return self._pieces[id, first]
+
+    @cached_property
+    def _pieces(self) -> dict[tuple[int, bool], bytes]:
+        return {}
+
+    def _piece(self, id: int, first: bool) -> bytes:
+        name, added = self._inner.id_to_token(id), self._inner.get_added_tokens_decoder()
+        if name is None or (id in added and added[id].special):
+            return b""
+        if isinstance(self._inner.decoder, decoders.ByteLevel) and id not in added:
+            return bytes(_BYTE_OF[letter] for letter in name if letter in _BYTE_OF)
+        if id in self.byte_ids:
+            return bytes([BYTES.index(name)])
+        before = [] if first else self.encode("a")[-1:]
+        base, both = self.decode(before), self.decode([*before, id])
+        return (both[len(base) :] if both.startswith(base) else self.decode([id])).encode()
+
+    @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """Every special token by its name, those between the turns of a chat among them."""
+        return {token.content: id for id, token in self._inner.get_added_tokens_decoder().items() if token.special}
 
     # -- for people --------------------------------------------------------------------------
 
@@ -373,6 +467,11 @@ _LONGEST = 1 << 18  # characters handed to the library at once; it needs a few h
 _SHORT = 1 << 12  # characters of a part; where one is odd, no more than that is encoded without looking up
 _REMEMBERED = 1_000_000  # words; then start anew
 _PREPEND = {"type": "Prepend", "prepend": " "}
+
+# GPT-2's letter for each byte: the printable ones themselves, for the others those from 256 on.
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_HIDDEN = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_HIDDEN)}
 
 
 def _build(alphabet: list[str], merges: list[tuple[str, str]], config: recipe.Tokenizer) -> tokenizers.Tokenizer:

@@ -4,6 +4,9 @@ settings.py   how sequences are chosen
 search.py     the search: ``search(model, prompt, memory=...)``
 recorded.py   its step on a GPU, recorded and replayed
 translate.py  texts in, translations out
+generate.py   prompts in, what follows them out
+text.py       ids to text as they come
+chat.py       turns in, answers out
 """
 
 from regard.decode.settings import Decoding as Decoding

@@ -35,8 +35,8 @@ class Recorder:
         self.stream: torch.cuda.Stream | None = None  # what is recorded on one stream shares its memory in between:
         self.kept: Any = None  # no two steps run at once. That memory is there as long as one recording is.
 
-    def takes(self, cache: Cache | RecurrentCache, ids: Tensor) -> bool:
-        return fixed_shapes(ids.device) and isinstance(cache, Cache) and ids.numel() <= MOST_WAYS
+    def takes(self, ids: Tensor) -> bool:
+        return fixed_shapes(ids.device) and ids.numel() <= MOST_WAYS
 
     def move_in(self, model: Transformer, cache: Cache, state: State, ids: Tensor) -> Recording:
         """The recording of a search's shape, with the search moved into it."""
@@ -107,6 +107,10 @@ class Recording:
 
 def step(model: Transformer, cache: Cache | RecurrentCache, state: State, ids: Tensor) -> None:
     """The next token of every way, from those before it. Everything is changed in place."""
+    if isinstance(cache, Cache):
+        cache.position.clamp_(
+            max=cache.max_len - 1
+        )  # a row that is done goes along with the others, and writes nowhere
     chosen, parents = state.step(model.logits(model.decode(ids, cache=cache).hidden).float())
     cache.follow(parents)
     ids.copy_(chosen)

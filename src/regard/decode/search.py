@@ -12,6 +12,8 @@ on the device; the host looks now and then which rows are done, takes their resu
   greedy search.
 - **Drawing.** The number drawn for a token belongs to (seed, request, way, position): who else is in the batch changes
   nothing.
+
+:func:`steps` hands out the state after each step, to who wants to see what is written as it is, or to end some of it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.config import InputError
@@ -38,22 +40,22 @@ from regard.nn.outputs import Encoded
 
 class Found(NamedTuple):
     """A sequence: its ids without start and end, the logarithm of its probability with the end, and what it was ranked
-    by. One that reached its limit has not ended."""
+    by. One that reached its limit has not ended. Drawn or greedy, it also has the logarithm for each of its tokens."""
 
     ids: list[int]
     logprob: float
     score: float
     ended: bool
+    logprobs: tuple[float, ...] = ()
 
 
-@torch.inference_mode()
 def search(
     model: Transformer,
     prompt: Int[Tensor, "B T"],
     lengths: Int[Tensor, " B"] | None = None,
     *,
     memory: Encoded | None = None,
-    end: int,
+    end: int | Sequence[int],
     limits: Sequence[int] | int,
     how: Decoding = Decoding(),
     never: Sequence[int] = (),
@@ -62,8 +64,9 @@ def search(
 ) -> list[list[Found]]:
     """For each row the sequences that follow its prompt, the best first.
 
-    ``limits`` are the most tokens of each row, ``never`` ids that are not to be written (padding). ``requests`` number
-    the rows for their draws; by default they are counted. A ``recorder`` replays steps on a GPU.
+    Any of the ids of ``end`` ends one. ``limits`` are the most tokens of each row, ``never`` ids that are not to be
+    written (padding). ``requests`` number the rows for their draws; by default they are counted. A ``recorder`` replays
+    steps on a GPU.
 
     >>> from regard import presets
     >>> model = Transformer(presets.tiny_encoder_decoder()).eval()
@@ -72,14 +75,38 @@ def search(
     >>> len(found), len(found[0])
     (2, 2)
     """
+    options = {"memory": memory, "end": end, "limits": limits, "how": how, "never": never, "requests": requests}
+    *_, last = steps(model, prompt, lengths, recorder=recorder, **options)
+    return last.found
+
+
+@torch.inference_mode()
+def steps(
+    model: Transformer,
+    prompt: Int[Tensor, "B T"],
+    lengths: Int[Tensor, " B"] | None = None,
+    *,
+    memory: Encoded | None = None,
+    end: int | Sequence[int],
+    limits: Sequence[int] | int,
+    how: Decoding = Decoding(),
+    never: Sequence[int] = (),
+    requests: Sequence[int] | None = None,
+    recorder: Recorder | None = None,
+) -> Iterator[State]:
+    """The same step by step: what is chosen so far, of the rows that are not done, always in the same state. When there
+    are no more, its ``found`` has all."""
     how.validate()
     rows = prompt.shape[0]
+    ends = [end] if isinstance(end, int) else list(end)
     limits = [limits] * rows if isinstance(limits, int) else [int(n) for n in limits]
     if len(limits) != rows or min(limits, default=1) < 1:
         raise InputError(f"limits ({limits}) must be at least 1, for each of {rows} rows")
-    room = prompt.shape[1] + max(limits)
+    given = [prompt.shape[1]] * rows if lengths is None else lengths.tolist()
+    # Of a row with a long prompt and one with much to write, no row needs both.
+    most, room = max(limits), max(prompt.shape[1], *(n + limit for n, limit in zip(given, limits, strict=True)))
     if recorded.fixed_shapes(prompt.device):
-        room = fixed_length(room, getattr(model.config.decoder, "position_limit", None))
+        most, room = fixed_length(most), fixed_length(room, getattr(model.config.decoder, "position_limit", None))
     # On a CPU attention to a float32 cache is exact, and no slower.
     half = prompt.device.type == "cpu" and next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
     sizes = {"max_len": room, "lanes": how.ways, "dtype": torch.float32 if half else None}
@@ -90,19 +117,22 @@ def search(
     else:
         last = hidden.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
     kind = _Draws if how.temperature or how.ways == 1 else _Beams
-    state = kind(how, limits, room - prompt.shape[1], end, never, prompt.device, requests)
+    state = kind(how, limits, most, ends, never, prompt.device, requests)
+    if how.repetition_penalty != 1:
+        state.of_rows["used"] = _used(prompt, lengths, how.ways, model.vocabulary_table().shape[0])
     ids, parents = state.step(model.logits(last).float())
     cache.follow(parents)
     recording: Recording | None = None
     for t in range(max(limits)):
+        yield state
         keep = state.leave(t)
         if keep is not None:
             if not len(keep):
                 break
             cache.keep(keep)
             ids, recording = ids[keep], None
-        shown = fixed_length(prompt.shape[1] + t + 1, room)
-        if recorder is not None and recording is None and recorder.takes(cache, ids):
+        shown = fixed_length(max(given) + t + 1, room)
+        if recorder is not None and recording is None and isinstance(cache, Cache) and recorder.takes(ids):
             recording = recorder.move_in(model, cache, state, ids)
         if recording is not None:
             ids = recording.step(shown)
@@ -110,7 +140,6 @@ def search(
         if recorded.fixed_shapes(ids.device) and isinstance(cache, Cache):
             cache.shown = shown
         recorded.step(model, cache, state, ids)
-    return state.found
 
 
 LOOK_EVERY = 8  # steps on a GPU: each look waits for it
@@ -124,8 +153,9 @@ class State(ABC):
     and replayed.
     """
 
-    def __init__(self, how: Decoding, limits, room: int, end, never, device, requests):
-        self.how, self.end, self.never = how, end, list(never)
+    def __init__(self, how: Decoding, limits, room: int, end: Sequence[int], never, device, requests):
+        self.how, self.end, self.never = how, list(end), list(never)
+        self.ending = torch.tensor(self.end, device=device)
         self.rows, self.limits = np.arange(len(limits)), np.asarray(limits)  # which of all rows these are
         self.found: list[list[Found]] = [[] for _ in limits]
         b, k, n = len(limits), how.ways, room
@@ -134,7 +164,7 @@ class State(ABC):
         self.norms = how.norm(counted)
         self.barrier = torch.where(counted + 1 < how.min_length, -torch.inf, 0).float() if how.min_length > 1 else None
         self.of_rows = {
-            "tokens": torch.full((b, k, n), end, device=device),
+            "tokens": torch.full((b, k, n), self.end[0], device=device),
             "total": torch.zeros((b, k), device=device),
             "done": torch.zeros(b, dtype=torch.bool, device=device),
             "limit": torch.tensor(limits, device=device),
@@ -149,7 +179,7 @@ class State(ABC):
     @property
     def settings(self) -> tuple[Any, ...]:
         """What a step depends on beside tensors."""
-        return type(self), self.how, self.end, *self.never
+        return type(self), self.how.replace(seed=0, max_length=None), *self.end, -1, *self.never
 
     def copy(self) -> State:
         """Another holder of the same tensors."""
@@ -163,21 +193,25 @@ class State(ABC):
 
     def step(self, logits: Float[Tensor, "B N V"]) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B M"]]:
         """Choose the next token of every way; and which way each goes on from."""
-        chosen = self._choose(logits.log_softmax(-1))
+        chosen = self._choose(logits)
         self.t += 1
         return chosen
 
     @abstractmethod
-    def _choose(self, logprobs: Float[Tensor, "B N V"]) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B M"]]:
-        """The same, from logarithms of probabilities."""
+    def _choose(self, logits: Float[Tensor, "B N V"]) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B M"]]:
+        """The same, within a step."""
 
-    def _allowed(self, logprobs: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
-        """The same without what may not be written. Takes them over."""
+    def _allowed(self, scores: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
+        """Scores without those of what may not be written. Takes them over."""
         for id in self.never:
-            logprobs[..., id] = -torch.inf
+            scores[..., id] = -torch.inf
         if self.barrier is not None:
-            logprobs[..., self.end] += self.barrier[self.t]
-        return logprobs
+            for id in self.end:
+                scores[..., id] += self.barrier[self.t]
+        return scores
+
+    def _ends(self, ids: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+        return (ids[..., None] == self.ending).any(-1)
 
     def _write(self, ids: Int[Tensor, "B N"]) -> None:
         self.tokens.index_copy_(2, self.t, ids[..., None])
@@ -225,18 +259,18 @@ class _Beams(State):
             "pool_size": torch.zeros((b, k), dtype=torch.long, device=device),
             "pool_tokens": torch.zeros((b, k, n), dtype=torch.long, device=device),
         }
-        self.order = torch.arange(2 * k, device=device)
+        # So many are looked at that K go on: of each way, each end may be among them.
+        self.order = torch.arange((1 + len(self.end)) * k, device=device)
 
-    def _choose(self, logprobs):
-        k = self.how.ways
-        logprobs = self._allowed(logprobs)
-        best, ids = largest(logprobs, min(2 * k, logprobs.shape[-1]))  # (B, N, 2K): no others can be among the 2K best
+    def _choose(self, logits):
+        k, wide = self.how.ways, len(self.order)
+        logprobs = self._allowed(logits.log_softmax(-1))
+        best, ids = largest(logprobs, min(wide, logprobs.shape[-1]))  # (B, N, wide): no others can be among the best
         totals = best + self.total[:, : best.shape[1], None]
-        totals, at = totals.flatten(1).topk(min(2 * k, totals[0].numel()))
+        totals, at = totals.flatten(1).topk(min(wide, totals[0].numel()))
         ids, parents = ids.flatten(1).gather(1, at), at // best.shape[-1]
-        ends = ids == self.end
-        # The best that go on: at most as many end as there are ways.
-        order = (self.order[: ids.shape[1]] + 2 * k * ends).topk(k, largest=False).indices
+        ends = self._ends(ids)
+        order = (self.order[: ids.shape[1]] + wide * ends).topk(k, largest=False).indices  # the best that go on
         was, ended = self.tokens.clone(), (totals[:, :k], parents[:, :k], ends[:, :k] & ~self.done[:, None])
         ids, parents = ids.gather(1, order), parents.gather(1, order)
         self.put(total=totals.gather(1, order), tokens=_of_ways(was, parents))
@@ -320,6 +354,7 @@ class _Draws(State):
         self.of_rows |= {
             "size": torch.zeros((b, k), dtype=torch.long, device=device),
             "ends": torch.zeros((b, k), dtype=torch.bool, device=device),
+            "gains": torch.zeros((b, k, n), device=device),
             "parents": torch.arange(k, device=device).repeat(b, 1),
         }
         if how.temperature:
@@ -327,31 +362,56 @@ class _Draws(State):
             lots = uniform(how.seed, numbers[:, None, None], np.arange(k)[None, :, None], np.arange(n))
             self.of_rows["lots"] = torch.from_numpy(lots).to(device)
 
-    def _choose(self, logprobs):
-        logprobs = logprobs.expand(-1, self.how.ways, -1)
-        choices = self._allowed(logprobs.clone())
-        if self.how.temperature:
+    def _choose(self, logits):
+        how = self.how
+        logprobs = logits.log_softmax(-1).expand(-1, how.ways, -1)
+        choices = self._allowed(logprobs.clone() if how.repetition_penalty == 1 else self._penalised(logits))
+        if how.temperature:
             lots = self.lots.index_select(2, self.t)[..., 0]
-            ids = drawn(choices / self.how.temperature, lots, self.how.top_k, self.how.top_p)
+            ids = drawn(choices / how.temperature, lots, how.top_k, how.top_p, how.min_p)
         else:
             ids = choices.argmax(-1)
         goes_on = ~self.ends & (self.t < self.limit)[:, None]
-        ids = torch.where(goes_on, ids, self.end)
         gain = torch.where(goes_on, logprobs.gather(2, ids[..., None])[..., 0], 0)
-        self.put(total=self.total + gain, ends=self.ends | (goes_on & (ids == self.end)))
+        ids = torch.where(goes_on, ids, self.end[0])
+        self.put(total=self.total + gain, ends=self.ends | (goes_on & self._ends(ids)))
         self.put(size=self.size + (goes_on & ~self.ends), done=self.ends.all(1) | (self.t + 1 >= self.limit))
         self._write(ids)
+        self.gains.index_copy_(2, self.t, gain[..., None])
+        if how.repetition_penalty != 1:
+            self.used.scatter_(2, ids[..., None], True)
         return ids, self.parents
 
+    def _penalised(self, logits: Float[Tensor, "B N V"]) -> Float[Tensor, "B K V"]:
+        less = torch.where(logits > 0, logits / self.how.repetition_penalty, logits * self.how.repetition_penalty)
+        return torch.where(self.used, less, logits)
+
     def _results(self, which):
-        totals, sizes, ends, tokens = self._taken(which, "total", "size", "ends", "tokens")
+        totals, sizes, ends, tokens, gains = self._taken(which, "total", "size", "ends", "tokens", "gains")
         scores = totals.double() / self.norms.cpu()[sizes + ends]
-        for row in zip(tokens, sizes.tolist(), totals.tolist(), scores.tolist(), ends.tolist(), strict=True):
-            yield [Found(ids[:size].tolist(), *rest) for ids, size, *rest in zip(*row, strict=True)]
+        told = (x.tolist() for x in (sizes, totals, scores, ends))
+        for row in zip(tokens, gains, *told, strict=True):
+            yield [
+                Found(ids[:size].tolist(), total, score, ended, tuple(gain[:size].tolist()))
+                for ids, gain, size, total, score, ended in zip(*row, strict=True)
+            ]
+
+
+def _used(prompt: Int[Tensor, "B T"], lengths: Int[Tensor, " B"] | None, ways: int, v: int) -> Bool[Tensor, "B K V"]:
+    """Which tokens stand in a prompt, for each of its ways."""
+    if lengths is not None:  # padding is not there: the first token stands for it
+        places = torch.arange(prompt.shape[1], device=prompt.device)
+        prompt = torch.where(places < lengths[:, None], prompt, prompt[:, :1])
+    used = torch.zeros(prompt.shape[0], v, dtype=torch.bool, device=prompt.device).scatter_(1, prompt, True)
+    return used[:, None].repeat(1, ways, 1)
 
 
 def drawn(
-    scores: Float[Tensor, "... V"], lots: Float[Tensor, "..."], top_k: int = 0, top_p: float = 1.0
+    scores: Float[Tensor, "... V"],
+    lots: Float[Tensor, "..."],
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
 ) -> Int[Tensor, "..."]:
     """A token for each lot from 0 up to 1: where it falls when the probabilities are laid end to end.
 
@@ -366,6 +426,8 @@ def drawn(
         # The last share that is needed: what is before it is not enough yet.
         needed = (ordered.cumsum(-1) - ordered < top_p).sum(-1, keepdim=True)
         shares = shares.masked_fill(shares < ordered.gather(-1, needed - 1), 0)
+    if min_p:
+        shares = shares.masked_fill(shares < min_p * shares.amax(-1, keepdim=True), 0)
     upto = shares.cumsum(-1)
     wanted = lots.double()[..., None] * upto[..., -1:]
     # The first that reaches beyond the lot: one without a share never does.

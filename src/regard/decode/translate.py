@@ -8,8 +8,6 @@ model has never seen) is copied, as a translator would.
 from __future__ import annotations
 
 import dataclasses
-import queue
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.config import InputError
+from regard.data.arrivals import arriving
 from regard.data.sentences import Piece, shorten, split
 from regard.data.tokenizer import Tokenizer
 from regard.decode import recorded
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from regard.model import Model
 
 BATCH_TOKENS = {"cpu": 2_048, "cuda": 131_072}  # tokens read, times the ways in which a sentence goes on
-READ_AHEAD = 1_024  # lines that are sorted by length together
 
 
 Progress = Callable[[int, int, str], None]
@@ -106,30 +104,8 @@ def stream(model: Model, lines: Iterable[str], **options: Any) -> Iterator[tuple
     """Each line with its translation, as they come, in their order.
 
     What has arrived is translated together: a fast writer's lines by the thousand, a slow one's each at once."""
-    arrived: queue.Queue[str | BaseException | None] = queue.Queue(READ_AHEAD)
-
-    def read() -> None:
-        try:
-            for line in lines:
-                arrived.put(line)
-            arrived.put(None)
-        except BaseException as error:
-            arrived.put(error)
-
-    threading.Thread(target=read, daemon=True).start()
-    more = True
-    while more:
-        batch = [arrived.get()]
-        while not arrived.empty() and isinstance(batch[-1], str) and len(batch) < READ_AHEAD:
-            batch.append(arrived.get())
-        last = batch[-1]
-        if not isinstance(last, str):
-            batch.pop()
-            more = False
-        texts = [line for line in batch if isinstance(line, str)]
+    for texts in arriving(lines):
         yield from zip(texts, translate(model, texts, **options), strict=True)
-        if isinstance(last, BaseException):
-            raise last
 
 
 # ---------------------------------------------------------------------------------------
@@ -240,7 +216,7 @@ def _search(model: Model, batch: list[_Unit], memory: Encoded, how: Decoding) ->
         end=writes.end,
         limits=([min(n, room - 1) for n in limits] if room else limits) + empty,
         how=how,
-        never=[writes.pad, writes.start, writes.mask],
+        never=[id for id in {writes.pad, writes.start, writes.mask} if id != writes.end],
         requests=[unit.request for unit in batch] + empty,
         recorder=model.recorder,
     )

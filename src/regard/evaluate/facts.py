@@ -81,7 +81,8 @@ def of_model(model: Model) -> dict[str, Any]:
     told = {"path": "a model", "parameters": model.n_parameters, "precision": precision}
     if model.path is None:
         return told
-    return {**told, "path": str(model.path), "sha256": sha256(model.path / "model.safetensors")}
+    weights = model.path / "model.safetensors"
+    return {**told, "path": str(model.path)} | ({"sha256": sha256(weights)} if weights.exists() else {})
 
 
 def versions() -> dict[str, str]:
@@ -97,7 +98,7 @@ def versions() -> dict[str, str]:
 def hardware(device: torch.device) -> str:
     """The GPU's name, or the CPU's and how many cores of it there are for us.
 
-    >>> hardware(torch.device("cpu")).endswith("cores")
+    >>> hardware(torch.device("cpu")).rstrip("s").endswith("core")
     True
     """
     if device.type == "cuda":
@@ -107,4 +108,4 @@ def hardware(device: torch.device) -> str:
         told = (line.partition(":") for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines())
         name = next((value.strip() for key, _, value in told if key.strip() == "model name"), name)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name}, {cores} cores"
+    return f"{name}, {cores} core{'s' * (cores != 1)}"

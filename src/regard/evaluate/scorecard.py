@@ -1,28 +1,23 @@
-"""The score card: how good a model's translations of a test set are, and all that is needed to say so again.
+"""The score card: how good a model is on a test set, and all that is needed to say so again; and two of them compared.
 
-:func:`evaluate` makes one from texts and a model that translates; nothing is printed here, and nothing but
-``scorecard.json`` in the run directory is written.
+What a translator or a classifier has on its card beside that is in translation.py and labelled.py. Nothing is printed
+here, and nothing but ``scorecard.json`` in the run directory is written.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from regard.decode import Decoding
-from regard.decode.translate import Progress
 from regard.evaluate import facts
-from regard.evaluate.loss import Likelihood, likelihood
-from regard.evaluate.scores import Bucket, Difference, Score, bleu, check_packages, chrf, difference, moses_bleu
+from regard.evaluate.scores import Difference, Score, difference
 from regard.files import write_text
 from regard.model import Model
 from regard.schema import InputError
@@ -34,39 +29,54 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Scorecard:
-    """A model's scores on one test set. Show it with rich, ``save`` it, or take ``to_dict()``."""
+    """A model's scores on one test set. Show it with rich, ``save`` it, or take ``to_dict()``.
+
+    What a model does decides what else a card has: ``figures`` beside the scores, ``more`` in the file, ``pages`` and
+    ``settings`` on the page."""
+
+    unit: ClassVar[str] = "texts"  # what a test set is made of
 
     name: str  # of the test set
     model: dict[str, Any]  # where it is, its size and precision, the hash of its weights
     scores: tuple[Score, ...]
-    by_length: tuple[Bucket, ...]  # BLEU by the words of the source
-    likelihood: Likelihood
-    decoding: dict[str, Any]
-    seconds: float  # that decoding took
+    seconds: float  # that the model took
     data: dict[str, Any]  # hashes of the texts
     versions: dict[str, str]
     hardware: str
     training: dict[str, Any] | None  # steps and seconds, where the run directory tells
 
     @property
-    def sentences(self) -> int:
+    def size(self) -> int:
+        """How many texts there are."""
         return len(self.scores[0].counts)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers without an interval."""
+        return {}
+
+    def more(self) -> dict[str, Any]:
+        """What the file says beside what every card has."""
+        return {}
+
+    def pages(self) -> Iterator[RenderableType]:
+        """What the page shows between the scores and the settings."""
+        yield from ()
+
+    def settings(self) -> Iterator[tuple[str, str]]:
+        """What the page says of how the model was used, by name."""
+        yield from ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return {
             "name": self.name,
             "model": self.model,
-            "sentences": self.sentences,
+            self.unit: self.size,
             "scores": {score.name: score.to_dict() for score in self.scores},
-            "by_length": [{**bucket.to_dict(), "score": round(bucket.score, 4)} for bucket in self.by_length],
-            "loss": _number(self.likelihood.loss, 6),
-            "perplexity": _number(self.likelihood.perplexity, 4),
-            "tokens": self.likelihood.tokens,
-            "left_out_of_loss": self.likelihood.left_out,
-            "decoding": self.decoding,
+            **self.more(),
             "seconds": round(self.seconds, 3),
-            "sentences_per_second": round(self.sentences / self.seconds, 3),
+            f"{self.unit}_per_second": round(self.size / self.seconds, 3),
             "data": self.data,
             "versions": self.versions,
             "hardware": self.hardware,
@@ -88,103 +98,40 @@ class Scorecard:
         return Group(*self._page())
 
     def _page(self) -> Iterator[RenderableType]:
-        yield Text(f"{self.model['path']}: {self.name}, {self.sentences:,} sentences\n", style="bold")
-        table = _table("", "score", "95 % within")
+        yield Text(f"{self.model['path']}: {self.name}, {self.size:,} {self.unit}\n", style="bold")
+        scores = table("", "score", "95 % within")
         for score in self.scores:
             low, high = score.interval
-            table.add_row(score.name, f"{score.value:.2f}", f"{low:.2f} to {high:.2f}")
-        table.add_row("loss", f"{self.likelihood.loss:.4f}", "")
-        table.add_row("perplexity", f"{self.likelihood.perplexity:.3f}", "")
-        yield table
-        if self.likelihood.left_out:
-            yield Text(f"too long for the model's positions, and so for a loss: {self.likelihood.left_out:,} of them")
+            scores.add_row(score.name, f"{score.value:.2f}", f"{low:.2f} to {high:.2f}")
+        for name, value in self.figures.items():
+            scores.add_row(name, f"{value:.4f}", "")
+        yield scores
+        yield from self.pages()
         yield Text()
-        table = _table("words in the source", "sentences", self.scores[0].name)
-        for bucket in self.by_length:
-            table.add_row(bucket.words, f"{bucket.sentences:,}", f"{bucket.score:.2f}")
-        yield table
-        yield Text()
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(overflow="fold")
-        table.add_row("decoding", ", ".join(f"{key} {value}" for key, value in self.decoding.items() if value))
-        table.add_row("", f"{self.seconds:.1f} s, {self.sentences / self.seconds:,.1f} sentences a second")
-        table.add_row("hardware", self.hardware)
+        settings = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+        settings.add_column(style="dim", no_wrap=True)
+        settings.add_column(overflow="fold")
+        for name, value in self.settings():
+            settings.add_row(name, value)
+        settings.add_row("time", f"{self.seconds:.1f} s, {self.size / self.seconds:,.1f} {self.unit} a second")
+        settings.add_row("hardware", self.hardware)
         if self.training is not None:
-            table.add_row("training", "; ".join(_trained(self.training)))
-        yield table
+            settings.add_row("training", "; ".join(_trained(self.training)))
+        yield settings
         yield Text()
-        for score in self.scores:
-            yield Text(f"{score.name}: {score.signature}", style="dim", overflow="fold")
+        for signature in dict.fromkeys(score.signature for score in self.scores):
+            names = ", ".join(score.name for score in self.scores if score.signature == signature)
+            yield Text(f"{names}: {signature}", style="dim", overflow="fold")
 
 
-def evaluate(
-    model: Model,
-    sources: Sequence[str],
-    references: Sequence[Sequence[str]],
-    *,
-    name: str = "test",
-    language: str = "en",
-    progress: Progress | None = None,
-    **options: Any,
-) -> Scorecard:
-    """Translate texts with a model and score the translations.
-
-    ``references`` has a list for each reference of the whole set, one at least. ``name`` is what the set is called in
-    ``scorecard.json``, ``language`` that of what is written, for Moses' tokenizer. Options are those of
-    :class:`~regard.decode.Decoding`: beam, length_penalty ...
-
-    >>> from regard import Model, Transformer, recipe
-    >>> from regard.data.tokenizer import Tokenizer
-    >>> tokens = Tokenizer.train([], recipe.Tokenizer(kind="bytes"))
-    >>> config = recipe.model_config({"preset": "tiny_encoder_decoder"}, vocab_size=len(tokens))
-    >>> card = evaluate(Model(Transformer(config), "translate", tokens), ["A dog."], [["Ein Hund."]], beam=2)
-    >>> card.decoding["beam"], [score.name for score in card.scores]
-    (2, ['BLEU', 'chrF2', 'tokenised lowercased BLEU'])
-    """
-    how = Decoding(**options).validate()
-    _check(model, sources, references)
-    begun = time.perf_counter()
-    hypotheses = [
-        translation.text for translation in model.translate(sources, whole=True, progress=progress, **options)
-    ]
-    seconds = time.perf_counter() - begun
-    scores = (
-        bleu(hypotheses, references),
-        chrf(hypotheses, references),
-        moses_bleu(hypotheses, references, language),
-    )
-    return Scorecard(
-        name=name,
-        model=facts.of_model(model),
-        scores=scores,
-        by_length=scores[0].by_length(sources),
-        likelihood=likelihood(model, [*sources] * len(references), [line for lines in references for line in lines]),
-        decoding=_settings(how),
-        seconds=seconds,
-        data={"source": facts.text_hash(sources), "references": [facts.text_hash(lines) for lines in references]},
-        versions=facts.versions(),
-        hardware=facts.hardware(model.device),
-        training=None if model.path is None else Run(model.path).training(),
-    )
-
-
-def _check(model: Model, sources: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    """Find what cannot be scored before it is translated."""
-    model.check_task("translate")
-    if not sources or not references:
-        raise InputError("nothing to score; give source texts and at least one reference for each")
-    for i, lines in enumerate(references, 1):
-        if len(lines) != len(sources):
-            raise InputError(f"{len(sources):,} source texts and {len(lines):,} of reference {i}: give as many of each")
-    check_packages()
-
-
-def _settings(how: Decoding) -> dict[str, Any]:
-    """What the translations depend on: a beam, or how they were drawn."""
-    other = ("beam", "length_penalty", "penalty") if how.temperature else ("temperature", "top_k", "top_p", "seed")
-    plain = {**how.to_dict(), "beam": how.ways}
-    return {key: value for key, value in plain.items() if key not in (*other, "n_best")}
+def about(model: Model) -> dict[str, Any]:
+    """What every card says of a model, and of what it ran on."""
+    return {
+        "model": facts.of_model(model),
+        "versions": facts.versions(),
+        "hardware": facts.hardware(model.device),
+        "training": None if model.path is None else Run(model.path).training(),
+    }
 
 
 def read_cards(run: str | Path) -> dict[str, Any]:
@@ -229,16 +176,16 @@ class Comparison:
         return Group(*self._page())
 
     def _page(self) -> Iterator[RenderableType]:
-        yield Text(f"{self.first.name}, {self.first.sentences:,} sentences\n", style="bold")
+        yield Text(f"{self.first.name}, {self.first.size:,} {self.first.unit}\n", style="bold")
         yield Text(f"A  {self.first.model['path']}\nB  {self.second.model['path']}\n")
-        table = _table("", "A", "B", "B - A", "95 % within", "p")
+        scores = table("", "A", "B", "B - A", "95 % within", "p")
         for name, of in self.differences.items():
-            scores = f"{of.first:.2f}", f"{of.second:.2f}", f"{of.difference:+.2f}"
-            table.add_row(name, *scores, f"{of.low:+.2f} to {of.high:+.2f}", f"{of.p:.4f}")
-        for name in ("loss", "perplexity"):
-            a, b = (getattr(card.likelihood, name) for card in (self.first, self.second))
-            table.add_row(name, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}", "", "")
-        yield table
+            both = f"{of.first:.2f}", f"{of.second:.2f}", f"{of.difference:+.2f}"
+            scores.add_row(name, *both, f"{of.low:+.2f} to {of.high:+.2f}", f"{of.p:.4f}")
+        for name, a in self.first.figures.items():
+            b = self.second.figures[name]
+            scores.add_row(name, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}", "", "")
+        yield scores
         yield Text(f"\n{PAIRED}", style="dim")
 
 
@@ -257,16 +204,12 @@ def compare(first: Scorecard, second: Scorecard) -> Comparison:
 # What pages are made of
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+def table(*headings: str) -> Table:
+    """Names on the left, numbers on the right."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for heading in headings:
-        table.add_column(heading, justify="right" if table.columns else "left", no_wrap=True)
-    return table
-
-
-def _number(value: float, digits: int) -> float | None:
-    """Rounded; a number that JSON has not is none."""
-    return round(value, digits) if math.isfinite(value) else None
+        made.add_column(heading, justify="right" if made.columns else "left", no_wrap=True)
+    return made
 
 
 def _trained(training: dict[str, Any]) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""Scores of translations: lists of strings in, numbers out. Nothing here knows a model or a file.
+"""What a score is, with its interval and the difference of two; and the scores of translations: lists of strings in,
+numbers out. Nothing here knows a model or a file.
 
 BLEU and chrF are sacreBLEU's (Post 2018), with the signatures to quote them by. Both are functions of counts that are
 added up over sentences, so the score of any sample of sentences is a sum of rows away: that gives the intervals, the
@@ -8,7 +9,7 @@ comparison of two systems (Koehn 2004) and the score of sentences of like length
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard import __version__
 from regard.schema import InputError, Node
 
 SAMPLES = 1000
@@ -24,7 +26,8 @@ BUCKETS = (5, 10, 20, 30, 50)  # the most words in each; what is longer comes la
 
 
 class Score:
-    """A score of a system's output, and the counts it follows from: a row a sentence.
+    """A score of a system's output, and what it follows from: a row of ``counts`` for each text, and a function of how
+    often each row is taken. A signature says how it was counted.
 
     >>> score = bleu(["the cat sat on the mat", "a dog"], [["the cat sat on a mat", "a dog"]])
     >>> round(score.value, 1), score.name
@@ -37,41 +40,31 @@ class Score:
     def __init__(
         self,
         name: str,
-        metric: Any,
-        hypotheses: Sequence[str],
-        references: Sequence[Sequence[str]],
-        tokenizer: str | None = None,
+        counts: NDArray[np.float64],
+        of: Callable[[NDArray[np.float64]], float],
+        signature: str = f"bs:{SAMPLES}|seed:{SEED}|version:regard-{__version__}",
     ):
-        for i, lines in enumerate(references, 1):
-            if len(lines) != len(hypotheses):
-                raise InputError(
-                    f"{len(hypotheses):,} translations and {len(lines):,} lines of reference {i}: give as many of each"
-                )
-        if not references or not hypotheses:
-            raise InputError("nothing to score; give translations, and at least one reference for each")
-        self.name, self._metric = name, metric
-        self.counts = np.asarray(metric._extract_corpus_statistics(hypotheses, references), np.float64)
-        metric.n_bootstrap, metric.seed = SAMPLES, SEED
-        signature = metric.get_signature()
-        if tokenizer is not None:
-            signature.update("tok", tokenizer)
-        self.signature = str(signature)
+        self.name, self.counts, self._of, self.signature = name, counts, of, signature
 
-    def _of(self, sums: NDArray[np.float64]) -> float:
-        return self._metric._compute_score_from_stats(sums.tolist()).score
+    @classmethod
+    def of_sums(
+        cls, name: str, counts: NDArray[np.float64], of: Callable[[NDArray[np.float64]], float], **options: str
+    ):
+        """A score that follows from the counts summed over all texts."""
+        return cls(name, counts, lambda times: of(times @ counts), **options)
 
     @cached_property
     def value(self) -> float:
-        """The score of all sentences, from 0 to 100."""
-        return self._of(self.counts.sum(0))
+        """The score of all texts."""
+        return self._of(np.ones(len(self.counts)))
 
     @cached_property
     def samples(self) -> NDArray[np.float64]:
-        """The scores of bootstrap samples: as many sentences, drawn with replacement. Systems with the same sentences
-        are given the same draws, so that their samples are pairs."""
+        """The scores of bootstrap samples: as many texts, drawn with replacement. Systems with the same texts are given
+        the same draws, so that their samples are pairs."""
         draw, n = np.random.default_rng(SEED), len(self.counts)
         times = (np.bincount(draw.integers(n, size=n), minlength=n) for _ in range(SAMPLES))
-        return np.array([self._of(drawn @ self.counts) for drawn in times])
+        return np.array([self._of(drawn.astype(np.float64)) for drawn in times])
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -93,8 +86,11 @@ class Score:
         which = np.searchsorted(BUCKETS, [len(text.split()) for text in texts])
         least = [1, *(most + 1 for most in BUCKETS)]
         names = [*(f"{a}-{b}" for a, b in zip(least, BUCKETS, strict=False)), f">{BUCKETS[-1]}"]
-        found = [(name, self.counts[which == i]) for i, name in enumerate(names)]
-        return tuple(Bucket(words=name, sentences=len(n), score=self._of(n.sum(0))) for name, n in found if len(n))
+        found = [(name, which == i) for i, name in enumerate(names) if (which == i).any()]
+        return tuple(
+            Bucket(words=name, sentences=int(here.sum()), score=self._of(here.astype(np.float64)))
+            for name, here in found
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -126,7 +122,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scor
     >>> bleu(["a cat"], [["a cat"], ["one cat"]]).signature
     'nrefs:2|bs:1000|seed:12345|case:mixed|eff:no|tok:13a|smooth:exp|version:2...'
     """
-    return Score("BLEU", _package("sacrebleu").BLEU(), hypotheses, references)
+    return _sacrebleu("BLEU", _package("sacrebleu").BLEU(), hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
@@ -135,7 +131,7 @@ def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scor
     >>> round(chrf(["a cat sits"], [["a cat sat"]]).value, 1)
     47.4
     """
-    return Score("chrF2", _package("sacrebleu").CHRF(), hypotheses, references)
+    return _sacrebleu("chrF2", _package("sacrebleu").CHRF(), hypotheses, references)
 
 
 def moses_bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]], language: str = "en") -> Score:
@@ -153,12 +149,39 @@ def moses_bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]], l
         options = {"aggressive_dash_splits": False, "escape": False, "return_str": True}
         return [tokenizer.tokenize(text, **options) for text in texts]
 
-    return Score(
+    return _sacrebleu(
         "tokenised lowercased BLEU",
         _package("sacrebleu").BLEU(tokenize="none", lowercase=True, force=True),
         tokenised(hypotheses),
         [tokenised(lines) for lines in references],
         tokenizer=f"moses-{language}-sacremoses-{moses.__version__}",
+    )
+
+
+def _sacrebleu(
+    name: str,
+    metric: Any,
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    tokenizer: str | None = None,
+) -> Score:
+    for i, lines in enumerate(references, 1):
+        if len(lines) != len(hypotheses):
+            raise InputError(
+                f"{len(hypotheses):,} translations and {len(lines):,} lines of reference {i}: give as many of each"
+            )
+    if not references or not hypotheses:
+        raise InputError("nothing to score; give translations, and at least one reference for each")
+    counts = np.asarray(metric._extract_corpus_statistics(hypotheses, references), np.float64)
+    metric.n_bootstrap, metric.seed = SAMPLES, SEED
+    signature = metric.get_signature()
+    if tokenizer is not None:
+        signature.update("tok", tokenizer)
+    return Score.of_sums(
+        name,
+        counts,
+        lambda sums: metric._compute_score_from_stats(sums.tolist()).score,
+        signature=str(signature),
     )
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from regard.config import ConfigError, ModelConfig
-from regard.interop import bert, clip, gpt2, llama, marian, vit
+from regard.interop import bert, clip, deit, distilbert, gpt2, llama, marian, pegasus, roberta, vit
 from regard.interop.mapping import Family, read_weights, write_weights
 from regard.interop.options import check_same
 from regard.nn import Transformer, skeleton
@@ -27,7 +27,8 @@ __all__ = ["config_from_hf", "config_to_hf", "from_hf", "to_hf", "weights_from_h
 
 Weights = Mapping[str, Shaped[Tensor, "..."]]
 
-MODULES: tuple[Family, ...] = (gpt2, bert, vit, marian, llama, clip)
+# In the order in which a family is sought for a model of ours: the first that fits.
+MODULES: tuple[Family, ...] = (gpt2, llama, bert, roberta, distilbert, vit, deit, pegasus, marian, clip)
 FAMILIES = {kind: family for family in MODULES for kind in family.model_types}
 
 
@@ -38,13 +39,13 @@ def config_from_hf(hf_config: Mapping[str, Any]) -> ModelConfig:
     3
     >>> config_from_hf({"model_type": "gpt3"})
     Traceback (most recent call last):
-    regard.schema.ConfigError: model_type ('gpt3') is not supported; known: gpt2, bert, vit, marian, llama, clip
+    regard.schema.ConfigError: model_type ('gpt3') is not supported; known: gpt2, llama, bert, roberta, ...
     """
     return _family(hf_config.get("model_type")).to_config(hf_config).validate()
 
 
-def config_to_hf(config: ModelConfig) -> dict[str, Any]:
-    """The ``config.json`` of the family that our model belongs to; refused where the family has no word for an option.
+def config_to_hf(config: ModelConfig, family: str | None = None) -> dict[str, Any]:
+    """The ``config.json`` of a family, or of the first that our model fits; refused where it has no word for an option.
 
     >>> from regard import presets
     >>> config_to_hf(presets.bert_base())["architectures"]
@@ -53,7 +54,7 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     Traceback (most recent call last):
     regard.schema.ConfigError: this model cannot be written as marian: encoder.positions.layout is 'interleaved' here...
     """
-    name = next((name for name, family in FAMILIES.items() if family.fits(config)), None)
+    name = family or next((name for name, family in FAMILIES.items() if family.fits(config)), None)
     if name is None:
         raise ConfigError([f"no family is of this kind ({config.shape}); known: {', '.join(FAMILIES)}"])
     return _as_family(config, name)
@@ -88,10 +89,11 @@ def from_hf(hf_config: Mapping[str, Any], state: Weights) -> Transformer:
     return model.eval()
 
 
-def to_hf(model: Transformer) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def to_hf(model: Transformer, family: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Their ``config.json`` and state dict of our model, to be saved and loaded there.
 
-    Ids that a tokenizer decides (begin, end, pad) are the family's customary ones.
+    Ids that a tokenizer decides (begin, end, pad) are the family's customary ones. What may be said in the words of
+    several families (RoBERTa is a BERT) is said in those of the first, or of the one that is named.
 
     >>> from regard import presets
     >>> config = presets.tiny_decoder(d_model=21, d_value=7)
@@ -99,7 +101,7 @@ def to_hf(model: Transformer) -> tuple[dict[str, Any], dict[str, Tensor]]:
     >>> hf_config["n_embd"], state["transformer.h.0.attn.c_attn.weight"].shape
     (21, torch.Size([21, 63]))
     """
-    hf_config = config_to_hf(model.config)
+    hf_config = config_to_hf(model.config, family)
     return hf_config, write_weights(FAMILIES[hf_config["model_type"]], model.config, model.state_dict())
 
 

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018), with each of its heads::
+"""BERT (Devlin et al. 2018; MiniLM is one, too), with each of its heads::
 
 BertModel                      Pooled(dense=True), the pooled vector
 BertForMaskedLM                Vocabulary(bias=True, transform=True)
@@ -57,7 +57,12 @@ BLOCK = {
 
 
 def fits(config: ModelConfig) -> bool:
-    return config.shape == "encoder" and is_stack_of(config.encoder, Tokens)
+    return config.shape == "encoder" and is_stack_of(config.encoder, Tokens) and has_segments(config)
+
+
+def has_segments(config: ModelConfig) -> bool:
+    """What sets BERT apart from DistilBERT."""
+    return getattr(as_stack(config.encoder).input, "n_segments", 0) > 0
 
 
 def to_config(hf: Mapping[str, Any]) -> ModelConfig:
@@ -115,8 +120,7 @@ def from_config(config: ModelConfig) -> dict[str, Any]:
         "hidden_dropout_prob": encoder.dropout,
         "attention_probs_dropout_prob": encoder.attn_dropout,
         "max_position_embeddings": encoder.max_len,
-        # They always have segments.
-        "type_vocab_size": max(1, encoder.input.n_segments),
+        "type_vocab_size": encoder.input.n_segments,
         **of_labels,
     }
 

@@ -1,8 +1,9 @@
-"""Translators for CTranslate2 (OpenNMT): a directory that ``ctranslate2.Translator`` opens.
+"""Translators and language models for CTranslate2 (OpenNMT): a directory that ``ctranslate2.Translator`` or
+``ctranslate2.Generator`` opens.
 
 Only out: CTranslate2 trains nothing. The weights are float32; what it computes with is chosen where it is opened,
-``Translator(directory, compute_type="int8")``. Tokens go in and come out by their names and without special ones: it
-puts the end after the source and the start before the target by itself.
+``Translator(directory, compute_type="int8")``. Tokens go in and come out by their names. A translator's go without
+special ones: it puts the end after the source and the start before the target by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.config import InputError, ModelConfig, Stack
-from regard.data.tokenizer import SPECIAL
+from regard.data.tokenizer import SPECIAL, Tokenizer
 from regard.interop.mapping import as_stack
 from regard.nn import sinusoid
 
@@ -45,7 +46,7 @@ BLOCK = {
 
 
 def problems(config: ModelConfig) -> Iterator[str]:
-    """What of a translator CTranslate2 has no word for.
+    """What of a translator or a language model CTranslate2 has no word for.
 
     >>> from regard import presets
     >>> list(problems(presets.vaswani_base()))
@@ -53,7 +54,8 @@ def problems(config: ModelConfig) -> Iterator[str]:
     >>> list(problems(presets.tiny_encoder_decoder(d_model=21)))
     ['encoder.d_value is 5 here and 7 there', 'decoder.d_value is 5 here and 7 there']
     """
-    towers = {"encoder": as_stack(config.encoder), "decoder": as_stack(config.decoder)}
+    given = {"encoder": config.encoder, "decoder": config.decoder}
+    towers = {name: as_stack(tower) for name, tower in given.items() if tower is not None}
     for name, stack in towers.items():
         d_head, d_value = stack.head_widths
         allowed = {
@@ -66,7 +68,7 @@ def problems(config: ModelConfig) -> Iterator[str]:
             "input.n_segments": (getattr(stack.input, "n_segments", 0), (0,)),
             "causal": (stack.causal, (name == "decoder",)),
             "final_norm": (stack.final_norm, (None, False) if stack.norm_order == "post" else (None, True, False)),
-            "norm_eps": (stack.norm_eps, (towers["encoder"].norm_eps,)),
+            "norm_eps": (stack.norm_eps, (next(iter(towers.values())).norm_eps,)),
             "n_layers": (stack.n_layers, (max(1, stack.n_layers),)),
         }
         for key, (value, known) in allowed.items():
@@ -81,11 +83,7 @@ def write(
 ) -> None:
     """Write a model and its vocabularies, the name of each id, into a directory that is there. The weights are our
     state dict, in float32 on the CPU."""
-    try:
-        from ctranslate2.specs import transformer_spec
-    except ImportError:
-        raise InputError("--to ctranslate2 needs the package ctranslate2; pip install ctranslate2") from None
-
+    transformer_spec = _specs()
     encoder, decoder = as_stack(config.encoder), as_stack(config.decoder)
     spec = transformer_spec.TransformerSpec(
         transformer_spec.TransformerEncoderSpec(**_options(encoder)),
@@ -115,6 +113,35 @@ def write(
     spec.validate()
     spec.optimize()
     spec.save(str(path))
+
+
+def write_decoder(
+    config: ModelConfig, weights: Mapping[str, Tensor], names: Sequence[str], tokenizer: Tokenizer, path: Path
+) -> None:
+    """Write a language model and the name of each id, likewise."""
+    transformer_spec, decoder = _specs(), as_stack(config.decoder)
+    tower = transformer_spec.TransformerDecoderSpec(with_encoder_attention=False, **_options(decoder))
+    spec = transformer_spec.TransformerDecoderModelSpec(tower)
+    _fill(spec, "decoder/embeddings", "decoder.embed", weights)
+    _fill(spec, "decoder/projection", "decoder.embed", weights)
+    _fill(spec, "decoder/projection", "head", weights)
+    _fill_tower(spec.decoder, decoder, "decoder", weights)
+    spec.register_vocabulary(list(names))
+    start, end = names[tokenizer.start], names[tokenizer.end]
+    settings = {"bos_token": start, "eos_token": end, "unk_token": end, "layer_norm_epsilon": decoder.norm_eps}
+    for key, value in settings.items():
+        setattr(spec.config, key, value)
+    spec.validate()
+    spec.optimize()
+    spec.save(str(path))
+
+
+def _specs() -> Any:
+    try:
+        from ctranslate2.specs import transformer_spec
+    except ImportError:
+        raise InputError("--to ctranslate2 needs the package ctranslate2; pip install ctranslate2") from None
+    return transformer_spec
 
 
 def _options(stack: Stack) -> dict[str, Any]:

@@ -23,7 +23,8 @@ class Rule(NamedTuple):
 
     ``split`` is how many rows each of theirs has in ours; ``shape`` is their shape where ours is another view of the
     same numbers; ``transpose`` is for GPT-2, whose matrices are (in, out); ``also`` names copies of the same
-    tensor that a checkpoint may hold beside it, because the two are tied.
+    tensor that a checkpoint may hold beside it, because the two are tied; ``skip`` is how many rows theirs begins with
+    that no input ever reads: they are left out, and come back as zeros.
 
     >>> rule = Rule("qkv.weight", ("q.weight", "k.weight"), split=(2, 1))
     >>> q, k = rule.write(torch.tensor([[1.0], [2.0], [3.0]]))
@@ -37,17 +38,20 @@ class Rule(NamedTuple):
     shape: tuple[int, ...] = ()
     transpose: bool = False
     also: tuple[str, ...] = ()
+    skip: int = 0
 
     def read(self, theirs: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
         """Theirs to ours, which has this shape."""
         whole = torch.cat(list(theirs)) if len(theirs) > 1 else theirs[0]
         whole = whole.transpose(0, -1) if self.transpose else whole
+        whole = whole[self.skip :] if self.skip else whole
         return whole.reshape(tuple(shape)).contiguous()
 
     def write(self, ours: Tensor) -> list[Tensor]:
         """Ours to theirs, in the order of their names."""
         whole = ours.transpose(0, -1).contiguous() if self.transpose else ours
         whole = whole.reshape(self.shape) if self.shape else whole
+        whole = torch.cat([whole.new_zeros(self.skip, *whole.shape[1:]), whole]) if self.skip else whole
         return list(whole.split(self.split)) if self.split else [whole]
 
 
@@ -168,4 +172,9 @@ def _compare(given: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: 
     ]
     found = {"missing": missing, "unexpected": extra, "of the wrong shape": wrong}
     if any(found.values()):
-        raise InputError(f"{what}: " + "; ".join(f"{k}: {', '.join(names)}" for k, names in found.items() if names))
+        raise InputError(f"{what}: " + "; ".join(f"{k}: {_listed(names)}" for k, names in found.items() if names))
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

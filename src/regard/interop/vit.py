@@ -58,7 +58,11 @@ BLOCK = {
 
 
 def fits(config: ModelConfig) -> bool:
-    return config.shape == "encoder" and is_stack_of(config.encoder, Patches)
+    return (
+        config.shape == "encoder"
+        and is_stack_of(config.encoder, Patches)
+        and not getattr(as_stack(config.encoder).input, "registers", 0)
+    )
 
 
 def to_config(hf: Mapping[str, Any]) -> ModelConfig:

@@ -71,10 +71,12 @@ class PatchEmbed(nn.Module):
         self.config = config
         self.project = nn.Linear(config.channels * config.patch_size**2, d, config.bias)
         self.class_token = nn.Parameter(torch.empty(d)) if config.class_token else None
+        self.registers = nn.Parameter(torch.empty(config.registers, d)) if config.registers else None
 
     def reset_parameters(self, std: float | None = None) -> None:
-        if self.class_token is not None:
-            nn.init.normal_(self.class_token, std=std or 0.02)
+        for learned in (self.class_token, self.registers):
+            if learned is not None:
+                nn.init.normal_(learned, std=std or 0.02)
 
     def check(self, pixels: Tensor, segments: None = None) -> None:
         _check_pixels(pixels, self.config.channels, self.config.image_size)
@@ -85,9 +87,8 @@ class PatchEmbed(nn.Module):
         patches = pixels.reshape(b, k, y // size, size, x // size, size)
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, P, K size size)
         out = self.project(patches)
-        if self.class_token is None:
-            return out
-        return torch.cat([self.class_token.expand(b, 1, -1).to(out.dtype), out], dim=1)
+        learned = [t.view(1, -1, out.shape[-1]) for t in (self.class_token, self.registers) if t is not None]
+        return torch.cat([*(t.expand(b, -1, -1).to(out.dtype) for t in learned), out], dim=1) if learned else out
 
 
 class GridEmbed(nn.Module):

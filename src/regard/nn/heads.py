@@ -106,14 +106,14 @@ class PooledHead(nn.Module):
 
     def __init__(self, config: c.Pooled, d: int):
         super().__init__()
-        self.how, self.dropout = config.pool, config.dropout
+        self.how, self.activation, self.dropout = config.pool, config.activation, config.dropout
         self.dense = nn.Linear(d, d) if config.dense else None
         self.classify = nn.Linear(d, config.n_labels) if config.n_labels else None
 
     def forward(self, hidden: Float[Tensor, "B T C"], layout: Layout = Layout()) -> Float[Tensor, "B L"]:
         pooled = pool(hidden, self.how, layout)
         if self.dense is not None:
-            pooled = torch.tanh(self.dense(pooled))
+            pooled = getattr(torch, self.activation)(self.dense(pooled))
         if self.classify is None:
             return pooled
         return self.classify(F.dropout(pooled, self.dropout, self.training))

@@ -375,6 +375,8 @@ class Transformer(nn.Module):
     def reset(self) -> None:
         """Draw every weight anew, as the configuration says, and compute every fixed table: a model built on the
         meta device and given memory (``to_empty``) is then as good as a new one."""
+        if all(p.is_meta for p in self.parameters()):
+            return  # there is no memory to draw into, and torch would load its compiler for it, which takes seconds
         last = self.config.last
         parts = [
             (self.encoder, self.config.encoder),

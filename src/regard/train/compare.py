@@ -18,7 +18,7 @@ from regard.data.prepare import prepare
 from regard.data.store import DataDir
 from regard.data.summary import progress_bar
 from regard.decode.watch import translating
-from regard.evaluate import Scorecard, evaluate, read_texts, set_name
+from regard.evaluate import TranslationCard, evaluate, read_texts, set_name
 from regard.evaluate.scores import check_packages
 from regard.model import load
 from regard.recipe import Recipe
@@ -160,7 +160,7 @@ def _held_out(data: DataDir) -> tuple[list[str], list[list[str]]]:
     return source, [target]
 
 
-def _result(run: Run, card: Scorecard) -> Result:
+def _result(run: Run, card: TranslationCard) -> Result:
     return Result(
         name=run.path.name,
         recipe=run.recipe(),

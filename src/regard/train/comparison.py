@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.config import ModelConfig, Recurrent, Tower
-from regard.evaluate import Score, Scorecard, difference
+from regard.evaluate import Score, TranslationCard, difference
 from regard.files import drafted, write_text
 from regard.nn import skeleton
 from regard.recipe import Recipe
@@ -46,7 +46,7 @@ class Result:
     model: ModelConfig
     curve: tuple[Point, ...]
     tokens_per_second: float  # of training, on the side that is written; the median
-    card: Scorecard
+    card: TranslationCard
 
     @property
     def bleu(self) -> Score:
@@ -97,7 +97,7 @@ class Comparison:
         """Plain values, ready for JSON."""
         card = self._any.card
         return {
-            "test": {"name": card.name, "sentences": card.sentences, **card.data},
+            "test": {"name": card.name, "sentences": card.size, **card.data},
             "examples": self.examples,
             "hardware": card.hardware,
             "versions": card.versions,
@@ -151,7 +151,7 @@ class Comparison:
 
     def __rich__(self) -> RenderableType:
         card = self._any.card
-        title = Text(f"{card.name}, {card.sentences:,} sentences\n", style="bold")
+        title = Text(f"{card.name}, {card.size:,} sentences\n", style="bold")
         return Group(title, _table(self._scores()), Text(), _table(self._lengths()))
 
     # -- the report ----------------------------------------------------------------------
@@ -170,12 +170,12 @@ class Comparison:
             f" of {train.batch_tokens:,} tokens. Every {train.valid_every:,} updates the first"
             f" {min(train.bleu, self.examples['valid']):,} of {self.examples['valid']:,} held-out sentences were"
             " translated greedily, and the weights with the best BLEU kept. The scores are those of the"
-            f" {card.sentences:,} sentences of {card.name} ({searched})."
+            f" {card.size:,} sentences of {card.name} ({searched})."
         )
         yield _markdown(self._scores())
         yield (
             "Training is without validations, tokens are those of the side that is written, decoding is that of all"
-            f" {card.sentences:,} sentences. On {card.hardware}, with torch {card.versions['torch']}. BLEU:"
+            f" {card.size:,} sentences. On {card.hardware}, with torch {card.versions['torch']}. BLEU:"
             f" `{self._any.bleu.signature}`."
         )
         yield "![BLEU over training time, and BLEU by sentence length](compare.png)"
@@ -240,7 +240,7 @@ def _tower(tower: Tower) -> str:
     )
 
 
-def _many_enough(card: Scorecard) -> list[int]:
+def _many_enough(card: TranslationCard) -> list[int]:
     """Which lengths have enough sentences."""
     return [i for i, bucket in enumerate(card.by_length) if bucket.sentences >= FEWEST]
 

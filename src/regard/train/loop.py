@@ -24,13 +24,15 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from regard.config import InputError, ModelConfig, Recurrent, RegardError
 from regard.data.batch import draws
-from regard.data.batches import make_batches
+from regard.data.batches import Batches, make_batches
 from regard.data.store import DataDir
 from regard.memory import keep_freed_memory
+from regard.model import Model
 from regard.nn import Transformer
 from regard.nn.blocks import Block
-from regard.recipe import Recipe, model_config
-from regard.train import checkpoint, tasks
+from regard.nn.lora import merged
+from regard.recipe import Recipe, completed, model_config
+from regard.train import checkpoint, tasks, tune
 from regard.train.compiled import compiled
 from regard.train.distributed import World, gathered, local, scattered
 from regard.train.loader import Loader, Update
@@ -56,7 +58,7 @@ class Trainer:
             recipe.model,
             vocab_size=len(data.tokenizer),
             source_vocab_size=len(data.source_tokenizer),
-            n_labels=len(data.labels),
+            n_labels=data.n_labels,
         )
         recipe = settled(recipe, self.config, world.device)
         self.recipe, self.data, self.run, self.world, self.watch = recipe, data, run, world, watch
@@ -77,7 +79,8 @@ class Trainer:
             keep_freed_memory()
         torch.manual_seed(self.train.seed)
         self.model = Transformer(self.config).to(self.device)
-        objective = tasks.Objective(self.model, self.train.smoothing, self.train.r_drop)
+        tune.choose(self.model, self.train)
+        objective = tasks.Objective(self.model, self.train.smoothing, self.train.r_drop, self.train.beta)
         on_gpu = self.device.type == "cuda"
         precision = self.train.precision or ("bfloat16" if on_gpu else "float32")
         self.dtype = torch.bfloat16 if precision == "bfloat16" else None  # None: as the weights are
@@ -88,7 +91,9 @@ class Trainer:
         self.objective = world.wrap(objective, self.dtype)
         self.parameters = dict(self.model.named_parameters())  # whole, or in shards
         self.weights = local(self.parameters.items())
-        self.optimizer = Optimizer(self.weights, self.train)
+        moves = {name: self.weights[name] for name, w in self.parameters.items() if w.requires_grad}
+        shares = {name: self.train.layer_decay ** tune.distance(name, self.config) for name in moves}
+        self.optimizer = Optimizer(moves, self.train, shares)
         self.average = {n: w.detach().clone() for n, w in self.weights.items()} if self.train.ema else {}
 
         # Where it stands: all that a checkpoint holds beside tensors.
@@ -160,8 +165,8 @@ class Trainer:
 
     def _clear(self, keep: bool = False) -> None:
         """Forget the gradients. Where several parts add up, they do so in memory of its own, not a recorded graph's."""
-        for weight in (*self.parameters.values(), *self.weights.values()):
-            if not keep or self.world.shard:
+        for weight in (*self.parameters.values(), *self.optimizer.weights.values()):
+            if not keep or self.world.shard or not weight.requires_grad:
                 weight.grad = None
             elif weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
@@ -317,13 +322,16 @@ class Trainer:
         """Loss and scores on the held-out data; None where there is none."""
         if self.held_out is None:
             return None
-        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        sums: dict[str, Tensor] = {}
         with self._evaluating():
             for i in range(len(self.held_out)):
                 batch = self.held_out.part(i, self.world.rank, self.world.size).to(self.device)
                 # Sharded weights come together only when the whole module is called.
-                sums += self.objective(batch, True) if self.world.shard else tasks.tally(self.model, batch)
-        found = tasks.scores(self.data.task, self.world.sum(sums).tolist())
+                beta = self.train.beta
+                tally = self.objective(batch, True) if self.world.shard else tasks.tally(self.model, batch, beta)
+                sums = {name: value + sums.get(name, 0) for name, value in tally.items()}
+        together = self.world.sum(torch.stack([*sums.values()])).tolist()
+        found = tasks.scores(dict(zip(sums, together, strict=True)))
         return {**found, "bleu": self.bleu()} if self.train.bleu else found
 
     def bleu(self) -> float:
@@ -414,13 +422,15 @@ class Trainer:
     def _export(self, weights: dict[str, Tensor]) -> None:
         whole = {name: gathered(w, self.parameters[name]) for name, w in weights.items()}
         if self.world.first:
-            write_weights(self.run.weights, whole)
+            write_weights(self.run.weights, merged(whole, self.train.lora_alpha) if self.train.lora else whole)
 
     def _tensors(self) -> Iterator[tuple[str, str, Tensor]]:
         """Everything of this run that is a tensor, whole: (file, name, value). Every process must ask for all of it."""
         for file, weights in (("weights", self.weights), ("ema", self.average)):
             for name, value in weights.items():
                 yield file, name, gathered(value, self.parameters[name])
+        for split, value in self.references().items():
+            yield "reference", split, value
         for what, name, value in self.optimizer.state():
             yield "optimizer", f"{what}.{name}", value if what == "step" else gathered(value, self.parameters[name])
 
@@ -448,6 +458,11 @@ class Trainer:
         """Stand where the newest checkpoint stands; at the beginning, if there is none."""
         folders = checkpoint.checkpoints(self.run.path)
         facts: dict[str, Any] = {"step": 0}
+        if not folders and "from" in self.run.config():
+            raise InputError(
+                f"{self.run.path}: was ended before it had the weights of {self.run.config()['from']['path']}; remove"
+                " it, and begin again"
+            )
         if folders:
             facts, tensors = checkpoint.load(folders[-1])
             for weights, values in ((self.weights, tensors["weights"]), (self.average, tensors.get("ema", {}))):
@@ -459,6 +474,7 @@ class Trainer:
                 like = self.parameters[name]
                 state.setdefault(what, {})[name] = value if what == "step" else scattered(value, like)
             self.optimizer.load(state)
+            self.refer(tensors.get("reference", {}))
             self.number, self.parts, self.seconds = facts["step"], facts["parts"], facts["seconds"]
             self.best, self.bad_validations = facts["best"], facts["bad_validations"]
             self.sums.copy_(torch.tensor(facts["sums"], dtype=torch.float64))
@@ -468,16 +484,45 @@ class Trainer:
         self.world.wait()
 
     @torch.no_grad()
-    def begin_from(self, run: Run) -> None:
-        """Begin with the weights of another run; the optimizer and the schedule begin anew."""
-        given = run.first_weights(self.config, self.data)
+    def begin_from(self, given: Model) -> dict[str, Any]:
+        """Begin with the weights of another model, and tell what was taken, what is new and what was left behind; the
+        optimizer and the schedule begin anew."""
         shapes = {name: tuple(w.shape) for name, w in self.parameters.items()}
-        if {name: tuple(w.shape) for name, w in given.items()} != shapes:
-            raise InputError(f"{run.weights}: does not fit the config.json beside it; is it that of another model?")
-        for name, value in given.items():
+        begun = tune.beginning(given, self.config, shapes, self.data)
+        for name, value in begun.weights.items():
             for weights in (self.weights, self.average):
                 if name in weights:
                     weights[name].copy_(scattered(value, self.parameters[name]))
+        if self.data.task == "prefer":
+            self._ask_reference()
+        self.watch.say(f"from {given.path}: {begun}")
+        return tune.told(given, begun)
+
+    def _ask_reference(self) -> None:
+        """What the model thinks of every pair before it is trained: the reference that it is held to."""
+        found = {}
+        for split, batches in self._splits().items():
+            batches.reference = np.zeros(len(batches.columns["prompt"]), np.float32)
+            of_pairs = torch.from_numpy(batches.reference.copy())
+            with self._evaluating():
+                for step in range(len(batches)):
+                    rows = batches.rows(step)
+                    margin, _ = tasks.preferred(self.model, batches.make(step, rows).to(self.device))
+                    of_pairs[rows] = margin.float().cpu()
+            found[split] = of_pairs
+        self.refer(found)
+
+    def refer(self, found: dict[str, Tensor]) -> None:
+        """Hold the model to what a reference thinks of the pairs of each split."""
+        for split, values in found.items():
+            self._splits()[split].reference = values.numpy()
+
+    def references(self) -> dict[str, Tensor]:
+        """What the reference thinks of the pairs of each split; nothing unless the task is to prefer."""
+        return {name: torch.from_numpy(b.reference) for name, b in self._splits().items() if len(b.reference)}
+
+    def _splits(self) -> dict[str, Batches]:
+        return {"train": self.batches} | ({} if self.held_out is None else {"valid": self.held_out})
 
     # -- signals -----------------------------------------------------------------------
 
@@ -541,16 +586,16 @@ def train(
     run: str | Path,
     *,
     resume: bool = False,
-    begin_from: str | Path | None = None,
+    begin_from: str | Path | Model | None = None,
     device: str | None = None,
     shard: bool = False,
     watch: Watch | None = None,
 ) -> Run:
     """Train a recipe on a data directory into a run directory, or resume one (then the recipe may be left out).
 
-    ``begin_from`` is a run directory whose weights it begins with.
+    ``begin_from`` is a model whose weights it begins with, or where one is: whatever :func:`regard.load` opens.
     """
-    place, other = Run(run), None if begin_from is None else Run(begin_from)
+    place, other = Run(run), None
     world = World.join(device, shard=shard)
     try:
         if resume:
@@ -560,17 +605,24 @@ def train(
         else:
             assert recipe is not None
             assert data is not None
+            if begin_from is not None:
+                other = begin_from if isinstance(begin_from, Model) else tune.opened_to_tune(begin_from)
+                recipe = completed(recipe, other.config)
+            tune.check_beginning(recipe, begins=other is not None, shard=shard)
             opened = DataDir(Path(data))
         trainer = Trainer(recipe, opened, place, world, (watch or Watch()) if world.first else Watch(quiet=True))
         if not resume:
-            if other is not None:
-                trainer.begin_from(other)
+            began = None if other is None else trainer.begin_from(other)
             if world.first:
-                place.create(trainer.recipe, trainer.config, opened, other)
+                place.create(trainer.recipe, trainer.config, opened, began)
             world.wait()
         else:
             trainer.resume()
         trainer.watch.began(trainer)
+        if other is not None:  # what there was before; and the run can go on from here without the other
+            other = begin_from = None
+            trainer.validate()
+            trainer.save(regular=False)
         trainer.fit()
     finally:
         world.leave()

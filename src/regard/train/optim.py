@@ -7,7 +7,8 @@ everything as it was where another says so. Nothing is read back.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,16 +41,19 @@ def learning_rate(train: Train, step: int) -> float:
 
 
 class Optimizer:
-    """AdamW over named weights: matrices decay, norms and biases don't."""
+    """AdamW over named weights: matrices decay, norms and biases don't. Each moves with a share of the rate, all of it
+    where there are no ``shares``."""
 
-    def __init__(self, weights: dict[str, Tensor], train: Train):
+    def __init__(self, weights: dict[str, Tensor], train: Train, shares: Mapping[str, float] | None = None):
         self.weights, self.train = weights, train
-        groups = [
-            {"params": [w for w in weights.values() if w.dim() >= 2], "weight_decay": train.weight_decay},
-            {"params": [w for w in weights.values() if w.dim() < 2], "weight_decay": 0.0},
-        ]
+        groups: dict[tuple[bool, float], dict[str, Any]] = {}
+        for name, weight in sorted(weights.items(), key=lambda item: item[1].dim() < 2):
+            matrix, share = weight.dim() >= 2, 1.0 if shares is None else shares[name]
+            decay = train.weight_decay if matrix else 0.0
+            group = groups.setdefault((matrix, share), {"params": [], "weight_decay": decay, "share": share})
+            group["params"].append(weight)
         self.adam = torch.optim.AdamW(
-            [g for g in groups if g["params"]],
+            list(groups.values()),
             lr=0.0,
             betas=(train.betas[0], train.betas[1]),
             eps=train.eps,
@@ -62,7 +66,7 @@ class Optimizer:
     def update(self, lr: float, norm: Tensor, finite: Tensor) -> None:
         """One update with gradients no longer than the recipe allows; none where they are not finite."""
         for group in self.adam.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["share"]
         clip = self.train.clip
         self.adam.grad_scale = (norm / clip).clamp_min(1).float() if clip else None  # type: ignore[attr-defined]
         self.adam.found_inf = (~finite).float()  # type: ignore[attr-defined]

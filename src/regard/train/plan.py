@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard import config as c
-from regard.config import InputError, ModelConfig
+from regard.config import MOST_LAYERS, InputError, ModelConfig
 from regard.recipe import Data, Train
 
 # What token_loss works on at a time on a GPU: regard.train.objectives has the same number, and a test holds them equal.
@@ -236,7 +236,7 @@ def embedding(given: c.Input, load: Load, d: int) -> Iterator[Piece]:
             patches = (given.image_size // given.patch_size) ** 2
             pixels = given.channels * given.patch_size**2
             yield linear(load, "embedding", load.rows * patches, pixels, d, given.bias, lowest=True)
-            yield Piece("embedding", parameters=d if given.class_token else 0)
+            yield Piece("embedding", parameters=d * (given.class_token + given.registers))
         case c.Grid():
             side, width = given.image_size, given.channels
             for i, wider in enumerate(given.widths):
@@ -404,9 +404,11 @@ def memory(
     averaged: bool = False,
     accumulates: bool = False,
     passes: int = 1,
+    trained: int | None = None,
 ) -> Memory:
     """What training keeps on a device: float32 weights and gradients, AdamW's two numbers a weight (and one more for a
-    moving average), what the pieces keep, and the loss.
+    moving average), what the pieces keep, and the loss. Gradients and AdamW's numbers are of the weights that are
+    ``trained``, all unless told.
 
     Over several devices the first three are sharded (FSDP). What a block needs is then gathered, two blocks at a time,
     in the precision of the products, beside what is in no block: an estimate.
@@ -417,6 +419,7 @@ def memory(
     """
     whole = total(pieces(config, load))
     n = whole.parameters
+    moving = n if trained is None else trained
     if devices == 1:
         # Autocast's copies of the weights wait for the backward pass too.
         weights = 4 * n + (2 * whole.copied if load.half else 0)
@@ -429,12 +432,53 @@ def memory(
     return Memory(
         weights=weights,
         # Parts of a batch that add up do so before they are shared out.
-        gradients=4 * n / (1 if accumulates else devices),
-        optimizer=(8 + 4 * averaged) * n / devices,
+        gradients=4 * moving / (1 if accumulates else devices),
+        optimizer=(8 * moving + 4 * averaged * n) / devices,
         activations=passes * whole.kept,
         loss=loss_memory(config, load, passes),
         accumulates=accumulates,
     )
+
+
+def trained_parameters(config: ModelConfig, train: Train) -> int | None:
+    """How many weights move where a recipe trains the last layers, or LoRA beside them, and the head; None where all
+    do. What is outside the blocks and the head (a final norm) is left out: an estimate.
+
+    >>> from regard import presets
+    >>> trained_parameters(presets.gpt2(), Train(steps=1, lora=8))
+    1179648
+    """
+    if not train.lora and train.train_last is None:
+        return None
+    load = Load(rows=1, length=1)
+    head = sum(p.parameters for p in pieces(config, load) if p.part in ("head", "vocabulary"))
+    if train.lora and isinstance(config.head, c.Vocabulary):
+        head = 0
+    left, moving = MOST_LAYERS if train.train_last is None else train.train_last, head
+    for tower in (config.decoder, config.encoder):  # from the top down
+        if tower is None:
+            continue
+        n = min(left, tower.n_layers)
+        left -= n
+        if isinstance(tower, c.Stack):
+            moving += n * (
+                lora_parameters(config, tower, train.lora) if train.lora else block_parameters(config, tower)
+            )
+        else:
+            whole = total(p for p in pieces(config, load) if p.part == "recurrent").parameters
+            moving += whole * n // tower.n_layers
+    return moving
+
+
+def lora_parameters(config: ModelConfig, tower: c.Stack, rank: int) -> int:
+    """Of LoRA beside one block: ``rank`` times what goes into and what comes out of each of its matrices."""
+    d, (key, value) = tower.d_model, tower.head_widths
+    h, g = tower.n_heads, tower.n_kv_heads or tower.n_heads
+    q, kv, up = h * key, g * (key + value), tower.d_ff * (2 if tower.activation == "swiglu" else 1)
+    widths = [d + q + kv, h * value + d, d + up, tower.d_ff + d]
+    if tower is config.decoder and config.encoder is not None:
+        widths += [d + q, config.encoder.d_out + kv, h * value + d]
+    return rank * sum(widths)
 
 
 def loss_memory(config: ModelConfig, load: Load, passes: int = 1) -> float:
@@ -602,7 +646,12 @@ def plan(
         scored=train.mask_share if data is not None and data.task == "fill" else 1.0,
     )
     passes = 2 if train.r_drop else 1
-    how = {"averaged": train.ema > 0, "accumulates": train.micro_batches > 1, "passes": passes}
+    how = {
+        "averaged": train.ema > 0,
+        "accumulates": train.micro_batches > 1,
+        "passes": passes,
+        "trained": trained_parameters(config, train),
+    }
 
     def site(n: int) -> Site:
         rows, kinds, most = _rows(train, row_tokens, n), {}, {}

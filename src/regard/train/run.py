@@ -17,15 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from regard.config import InputError, ModelConfig
 from regard.data.store import DataDir, sha256
 from regard.files import write_text
-from regard.recipe import Recipe
+from regard.recipe import Data, Recipe, completed
 from regard.schema import from_dict
 from regard.train import checkpoint
-from regard.weights import read_weights
 
 FORMAT = 1
 
@@ -44,8 +41,11 @@ class Run:
     def weights(self) -> Path:
         return self.path / "model.safetensors"
 
-    def create(self, recipe: Recipe, model: ModelConfig, data: DataDir, began_from: Run | None = None) -> None:
-        """Make the directory, all of it or nothing; one that exists is left alone."""
+    def create(
+        self, recipe: Recipe, model: ModelConfig, data: DataDir, began_from: dict[str, Any] | None = None
+    ) -> None:
+        """Make the directory, all of it or nothing; one that exists is left alone. ``began_from`` tells of the model
+        that the run began with."""
         if self.path.exists():
             last = checkpoint.checkpoints(self.path)
             if (self.path / "config.json").exists() and last:
@@ -57,25 +57,20 @@ class Run:
         draft = self.path.with_name(f".{self.path.name}")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        for file in ("tokenizer.json", "source.tokenizer.json"):
-            if (data.path / file).exists():
-                shutil.copyfile(data.path / file, draft / file)
+        for file in data.path.glob("*tokenizer*.json"):
+            shutil.copyfile(file, draft / file.name)
         if data.labels:
             write_text(draft / "labels.json", json.dumps(data.labels, ensure_ascii=False))
         (draft / self.metrics.name).touch()
         config = {
             "format": FORMAT,
-            "task": data.task,
+            "task": "generate" if data.task == "prefer" else data.task,  # what the model can do in the end
             "model": model.to_dict(),
             "recipe": recipe.to_dict(),
             "data": {"path": str(data.path.resolve()), "hash": data_hash(data)},
         }
         if began_from is not None:
-            config["from"] = {
-                "path": str(began_from.path.resolve()),
-                "sha256": sha256(began_from.weights),
-                "training": began_from.training(),
-            }
+            config["from"] = began_from
         write_text(draft / "config.json", json.dumps(config, indent=2, ensure_ascii=False))
         draft.rename(self.path)
 
@@ -105,6 +100,7 @@ class Run:
     def check_recipe(self, recipe: Recipe) -> None:
         """Refuse to resume with another recipe, and show what is different."""
         then = self.recipe()
+        recipe = completed(recipe, ModelConfig.from_dict(self.config()["model"]))
         if recipe.train.packed is None:  # left open, and decided when the run began
             recipe = recipe.replace(train=recipe.train.replace(packed=then.train.packed))
         differences = told_differences(then.to_dict(), recipe.to_dict())
@@ -113,21 +109,6 @@ class Run:
                 f"{self.path}: began with another recipe ({differences}); resume without a recipe, or begin"
                 " a new run with --out"
             )
-
-    def first_weights(self, model: ModelConfig, data: DataDir) -> dict[str, Tensor]:
-        """The weights, for another run to begin with; refused unless its model and its vocabularies are the same."""
-        differences = told_differences(self.config()["model"], model.to_dict(), ("there", "here"))
-        if differences:
-            raise InputError(f"{self.path}: has another model ({differences}); begin from one with the same")
-        for file in ("tokenizer.json", "source.tokenizer.json"):
-            here, there = (path / file for path in (data.path, self.path))
-            if here.exists() != there.exists() or (here.exists() and here.read_bytes() != there.read_bytes()):
-                raise InputError(
-                    f"{here}: is not the vocabulary of {self.path}; prepare the data with data.tokenizer.file={there}"
-                )
-        if not self.weights.exists():
-            raise InputError(f"{self.path}: has no {self.weights.name} yet; it is written at the first validation")
-        return read_weights(self.weights)
 
     def training(self) -> dict[str, Any] | None:
         """How many steps it took and how long, and the same of the run that it began from; None where no line tells."""
@@ -172,7 +153,7 @@ def data_hash(data: DataDir) -> str:
 def check_data(data: DataDir, recipe: Recipe, *, files: bool = True) -> None:
     """Refuse data that was prepared as another recipe says, and show what is different. Without ``files`` it may come
     from other places: it was brought from another machine, say."""
-    then, now = data.manifest["data"], recipe.data.to_dict()
+    then, now = from_dict(Data, data.manifest["data"]).to_dict(), recipe.data.to_dict()
     if not files:
         then, now = ({k: v for k, v in table.items() if k not in ("train", "valid")} for table in (then, now))
     differences = told_differences(then, now)

@@ -1,7 +1,8 @@
 """What the tasks ask of a model: a loss that is a sum and a count, scores on held-out data, and samples to look at.
 
-The five tasks differ in their batches (:mod:`regard.data.batches`), not in their loss: what the head scores decides it.
-A vocabulary head's loss never forms all scores at once (:mod:`regard.train.objectives`).
+The tasks differ in their batches (:mod:`regard.data.batches`) more than in their loss: what the head scores decides it.
+A vocabulary head's loss never forms all scores at once (:mod:`regard.train.objectives`). Labels that are numbers have
+the squared error; preferences compare two answers with what a reference model thought of them (:func:`preferred`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.config import Recurrent
 from regard.data.batches import Batch
 from regard.data.store import DataDir
 from regard.decode import Decoding
@@ -43,18 +45,25 @@ def _picked(out: Tensor, batch: Batch) -> Tensor:
 
 
 def _logits(model: Transformer, batch: Batch) -> Tensor:
-    """All scores of what is wanted at once, for who needs more of them than their loss."""
+    """All scores of what is wanted at once, for whom the loss is not enough."""
     out = _picked(hidden(model, batch), batch)
     return model.logits(out, batch.layout) if batch.at is None else model.logits(out[None])[0]
 
 
-def loss(model: Transformer, batch: Batch, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+def loss(model: Transformer, batch: Batch, smoothing: float = 0.0, beta: float = 0.0) -> tuple[Tensor, Tensor]:
     """The loss summed over what is wanted, and how many that are."""
     head = model.head
+    if batch.reference is not None:
+        return _preference_loss(*preferred(model, batch), beta)
+    if batch.wanted.is_floating_point():
+        return _squared_error(_logits(model, batch), batch.wanted)
     if not isinstance(head, VocabularyHead):
         return _cross_entropy(_logits(model, batch), batch.wanted, smoothing)
     out = hidden(model, batch)
-    vectors = head.transformed(_picked(out, batch))
+    vectors = _picked(out, batch)
+    if vectors.shape[-1] != model.config.d_scored:  # two directions, each scored by itself
+        vectors = vectors.unflatten(-1, (2, -1))
+    vectors = head.transformed(vectors)
     total, count = token_loss(vectors, model.vocabulary_table(), batch.wanted, bias=head.bias, smoothing=smoothing)
     return total if batch.pair is None else total + _pair_loss(model, batch, out), count
 
@@ -64,6 +73,29 @@ def _cross_entropy(logits: Tensor, wanted: Tensor, smoothing: float = 0.0) -> tu
         logits.flatten(0, -2).float(), wanted.flatten(), ignore_index=-1, reduction="sum", label_smoothing=smoothing
     )
     return total, (wanted >= 0).sum()
+
+
+def _squared_error(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    real = ~wanted.isnan()
+    return torch.where(real, logits[:, 0].float() - wanted, 0).square().sum(), real.sum()
+
+
+def preferred(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]:
+    """How much likelier each chosen answer is to the model than the rejected one, beyond what the reference thought,
+    as a difference of logarithms, (N,); and which of the pairs count."""
+    assert batch.at is not None
+    assert batch.reference is not None
+    logits = _logits(model, batch).float()
+    said = -F.cross_entropy(logits, batch.wanted, ignore_index=-1, reduction="none")
+    row, asked = batch.at // batch.inputs.shape[1], (batch.wanted >= 0).to(said.dtype)
+    chosen, rejected = said.new_zeros(len(batch.inputs)).index_add(0, row, said).chunk(2)
+    counts = said.new_zeros(len(batch.inputs)).index_add(0, row, asked)[: len(chosen)] > 0
+    return chosen - rejected - batch.reference, counts
+
+
+def _preference_loss(margin: Tensor, counts: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """DPO (Rafailov et al. 2023): -log sigmoid of beta times the margin."""
+    return torch.where(counts, -F.logsigmoid(beta * margin), 0).sum(), counts.sum()
 
 
 def _pair_loss(model: Transformer, batch: Batch, out: Tensor) -> Tensor:
@@ -91,44 +123,66 @@ def r_drop_loss(model: Transformer, batch: Batch, smoothing: float, weight: floa
 class Objective(nn.Module):
     """A model and its loss as one module: what torch's engines for compiling and for many processes wrap."""
 
-    def __init__(self, model: Transformer, smoothing: float = 0.0, r_drop: float = 0.0):
+    def __init__(self, model: Transformer, smoothing: float = 0.0, r_drop: float = 0.0, beta: float = 0.0):
         super().__init__()
-        self.model, self.smoothing, self.r_drop = model, smoothing, r_drop
+        self.model, self.smoothing, self.r_drop, self.beta = model, smoothing, r_drop, beta
 
-    def forward(self, batch: Batch, tallied: bool = False) -> Tensor:
+    def forward(self, batch: Batch, tallied: bool = False) -> Tensor | dict[str, Tensor]:
         if tallied:
-            return tally(self.model, batch)
+            return tally(self.model, batch, self.beta)
         if self.r_drop:
             return r_drop_loss(self.model, batch, self.smoothing, self.r_drop)[0]
-        return loss(self.model, batch, self.smoothing)[0]
+        return loss(self.model, batch, self.smoothing, self.beta)[0]
 
 
 # ---------------------------------------------------------------------------------------
 # Held-out data
 
 
-def tally(model: Transformer, batch: Batch) -> Tensor:
-    """Loss, number of predictions, and how many of them were right (where counting is cheap), summed over a batch."""
-    if isinstance(model.head, VocabularyHead) and batch.at is None:
-        total, count = loss(model, batch)
-        return torch.stack([total.double(), count.double(), total.new_zeros((), dtype=torch.float64)])
-    logits = _logits(model, batch)
-    total, count = _cross_entropy(logits, batch.wanted)
-    right = ((logits.argmax(-1) == batch.wanted) & (batch.wanted >= 0)).sum()
-    return torch.stack([total.double(), count.double(), right.double()])
+def tally(model: Transformer, batch: Batch, beta: float = 0.0) -> dict[str, Tensor]:
+    """Loss, number of predictions and what the scores need beside them, each summed over a batch: how many predictions
+    were right (where counting is cheap), how large the margin of preferences is, the moments of numbers."""
+    if batch.reference is not None:
+        margin, counts = preferred(model, batch)
+        total, count = _preference_loss(margin, counts, beta)
+        right = counts & (margin + batch.reference > 0)  # the chosen one is the likelier one, whatever it was before
+        sums = {"right": right.sum(), "margin": torch.where(counts, beta * margin, 0).sum()}
+    elif batch.wanted.is_floating_point():
+        logits = _logits(model, batch)
+        total, count = _squared_error(logits, batch.wanted)
+        real = ~batch.wanted.isnan()
+        x, y = (torch.where(real, v.double(), 0) for v in (logits[:, 0], batch.wanted))
+        sums = {"x": x.sum(), "y": y.sum(), "xx": (x * x).sum(), "yy": (y * y).sum(), "xy": (x * y).sum()}
+    elif isinstance(model.head, VocabularyHead) and batch.at is None:
+        (total, count), sums = loss(model, batch), {}
+    else:
+        logits = _logits(model, batch)
+        total, count = _cross_entropy(logits, batch.wanted)
+        sums = {"right": ((logits.argmax(-1) == batch.wanted) & (batch.wanted >= 0)).sum()}
+    return {name: value.double() for name, value in {"loss": total, "count": count, **sums}.items()}
 
 
-def scores(task: str, tallied: Iterable[float]) -> dict[str, float]:
+def scores(sums: dict[str, float]) -> dict[str, float]:
     """What the sums say.
 
-    >>> scores("classify", [2.0, 4.0, 3.0])
+    >>> scores({"loss": 2.0, "count": 4.0, "right": 3.0})
     {'loss': 0.5, 'accuracy': 0.75}
     """
-    total, count, right = tallied
-    mean = total / max(count, 1)
-    if task in ("translate", "generate"):
-        return {"loss": mean, "perplexity": math.exp(min(mean, 700))}
-    return {"loss": mean, "accuracy": right / max(count, 1)}
+    n = max(sums["count"], 1)
+    found = {"loss": sums["loss"] / n}
+    if "right" in sums:
+        found["accuracy"] = sums["right"] / n
+    if "margin" in sums:
+        found["margin"] = sums["margin"] / n
+    if "xy" in sums:
+        return {**found, "pearson": _pearson(sums, n)}
+    return found if len(found) > 1 else {**found, "perplexity": math.exp(min(found["loss"], 700))}
+
+
+def _pearson(sums: dict[str, float], n: float) -> float:
+    """The correlation of what was said and what was wanted; 0 where one of them never changes."""
+    spread = math.sqrt(max(0.0, sums["xx"] - sums["x"] ** 2 / n) * max(0.0, sums["yy"] - sums["y"] ** 2 / n))
+    return (sums["xy"] - sums["x"] * sums["y"] / n) / spread if spread else 0.0
 
 
 def translations(model: Transformer, data: DataDir, columns: dict[str, Any], rows: Iterable[int]) -> list[str]:
@@ -190,7 +244,11 @@ def _filled_in(model: Transformer, data: DataDir, columns, i: int, device) -> di
     masked = [*text[:hide], tokens.mask, *text[hide + 1 :]]
     logits = model(_ids([tokens.start, *masked, tokens.end], device))
     assert isinstance(logits, Tensor)
-    guess = int(logits[0, hide + 1].argmax())
+    if isinstance(model.config.encoder, Recurrent):  # what comes after the token before, and before the token after
+        said = logits[0, hide, 0].log_softmax(-1) + logits[0, hide + 2, 1].log_softmax(-1)
+    else:
+        said = logits[0, hide + 1]
+    guess = int(said.argmax())
     shown = f"{tokens.decode(text[:hide])} [MASK]{tokens.decode(text[hide + 1 :])}"
     return {"text": shown, "model": tokens.decode([guess]), "reference": tokens.decode(text[hide : hide + 1])}
 
@@ -204,8 +262,10 @@ def _labelled(model: Transformer, data: DataDir, columns, i: int, device) -> dic
     logits = model(_ids([tokens.start, *text, tokens.end, *second], device), segments=segments if wants else None)
     assert isinstance(logits, Tensor)
     shown = tokens.decode(text) + (f" | {tokens.decode(second)}" if second else "")
-    wanted = data.labels[int(columns["label"][i])]
-    return {"text": shown, "model": data.labels[int(logits[0].argmax())], "reference": wanted}
+    wanted = columns["label"][i]
+    if data.has_numbers:
+        return {"text": shown, "model": f"{float(logits[0, 0]):.4g}", "reference": f"{wanted:.4g}"}
+    return {"text": shown, "model": data.labels[int(logits[0].argmax())], "reference": data.labels[int(wanted)]}
 
 
 def _tagged(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
@@ -222,12 +282,24 @@ def _tagged(model: Transformer, data: DataDir, columns, i: int, device) -> dict[
     }
 
 
+def _answered(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
+    """What it says by itself, beside what it should rather say."""
+    tokens = data.tokenizer
+    prompt = columns["prompt"][i][: _room(model) // 2]
+    given = _ids([tokens.start, *prompt], device)
+    most = max(1, min(40, _room(model) - given.shape[1]))
+    [[found]] = search(model, given, end=tokens.end, limits=most, how=Decoding(beam=1))
+    answers = {name: tokens.decode(columns[name][i]) for name in ("chosen", "rejected")}
+    return {"prompt": tokens.decode(prompt), "model": tokens.decode(found.ids), **answers}
+
+
 _SAMPLES = {
     "translate": _translated,
     "generate": _continued,
     "fill": _filled_in,
     "classify": _labelled,
     "tag": _tagged,
+    "prefer": _answered,
 }
 
 

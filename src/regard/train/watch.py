@@ -43,9 +43,11 @@ class Watch:
         how = "bfloat16" if trainer.dtype is not None else "float32"
         many = f", {world.size} processes{', sharded' if world.shard else ''}" if world.size > 1 else ""
         n = sum(p.numel() for p in trainer.parameters.values())
+        moves = sum(p.numel() for p in trainer.parameters.values() if p.requires_grad)
+        trained = f", {moves:,} of them trained" if moves < n else ""
         self.say(f"{trainer.run.path}: {f'going on from step {trainer.number}' if trainer.number else 'a new run'}")
         self.say(
-            f"{trainer.config.shape}, {n:,} parameters, {how}, {trainer.device.type}{many}; "
+            f"{trainer.config.shape}, {n:,} parameters{trained}, {how}, {trainer.device.type}{many}; "
             f"{len(trainer.batches):,} batches an epoch, {train.steps / len(trainer.batches):.1f} epochs, "
             f"{padded:.1%} padding"
         )

@@ -1,0 +1,204 @@
+"""Going on with text, regard and transformers on the same weights and prompts: on a CPU in turns, each in a process of
+its own, on a GPU in turns in one process.
+
+    python benchmarks/generate.py                     # GPT-2 124M, random weights: 64 tokens in, 64 out, greedy
+    python benchmarks/generate.py --batches 1 --only float32
+
+Nothing ends early, so that all do the same work. "same" is the share of the tokens written that are those of the first
+row, regard in its widest precision: random weights have many near ties, which roundings decide. transformers runs its
+plain generate and, on a GPU, also with a static cache and a compiled step, after a warm-up that compiles it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from measure import Row, measure_in_turns
+from regard import presets
+from regard.decode.recorded import Recorder
+from regard.decode.search import Decoding, search
+from regard.interop import to_hf
+from regard.memory import keep_freed_memory
+from regard.nn import Transformer, skeleton
+from regard.nn.packed import pack
+from regard.weights import read_weights, write_weights
+
+
+@dataclass
+class Work:
+    """So many prompts of so many tokens, and as many to write."""
+
+    batch: int
+    length: int
+    new: int
+    threads: int
+    device: str
+
+    def prompts(self) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self.batch)
+        size = presets.gpt2().decoder.input.vocab_size  # type: ignore[union-attr]
+        return torch.randint(0, size, (self.batch, self.length), generator=generator)
+
+
+# -- candidates: a folder of weights and the work in, a call that writes out ------------------
+
+
+def ours(folder: Path, precision: str, work: Work) -> Callable[[], list[list[int]]]:
+    torch.set_num_threads(work.threads)
+    net = skeleton(presets.gpt2())
+    net.load_state_dict(read_weights(folder / "ours.safetensors"), assign=True)
+    net = net.to(work.device, getattr(torch, precision)).eval().requires_grad_(False)
+    if work.device == "cpu":
+        pack(net)
+        keep_freed_memory()  # as `regard generate` does
+    prompts, recorder = work.prompts().to(work.device), Recorder()
+    end = presets.gpt2().decoder.input.vocab_size - 1  # type: ignore[union-attr]
+
+    def call() -> list[list[int]]:
+        how = Decoding(beam=1, min_length=work.new + 1)  # nothing ends
+        found = search(net, prompts, end=end, limits=work.new, how=how, recorder=recorder)
+        return [best.ids for best, *_ in found]
+
+    return call
+
+
+def transformers(folder: Path, precision: str, work: Work, *, compiled: bool = False) -> Callable[[], list[list[int]]]:
+    from transformers import GPT2Config, GPT2LMHeadModel, logging
+
+    logging.set_verbosity_error()
+    torch.set_num_threads(work.threads)
+    config = GPT2Config(**json.loads((folder / "hf.json").read_text()))
+    model = GPT2LMHeadModel(config)
+    model.load_state_dict(read_weights(folder / "hf.safetensors"), strict=False)
+    model = model.to(work.device, getattr(torch, precision)).eval()
+    prompts = work.prompts().to(work.device)
+    options = {"cache_implementation": "static"} if compiled else {}
+
+    def call() -> list[list[int]]:
+        out = model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=False,
+            min_new_tokens=work.new,
+            max_new_tokens=work.new,
+            pad_token_id=config.eos_token_id,
+            **options,
+        )
+        return out[:, work.length :].tolist()
+
+    return call
+
+
+CANDIDATES = {
+    "cpu": {
+        "regard float32": (ours, "float32"),
+        "regard bfloat16": (ours, "bfloat16"),
+        "transformers float32": (transformers, "float32"),
+        "transformers bfloat16": (transformers, "bfloat16"),
+    },
+    "cuda": {
+        "regard float32": (ours, "float32"),
+        "regard bfloat16": (ours, "bfloat16"),
+        "transformers bfloat16": (transformers, "bfloat16"),
+        "transformers bfloat16, static and compiled": (partial(transformers, compiled=True), "bfloat16"),
+        "transformers float32": (transformers, "float32"),
+    },
+}
+
+
+# -- measuring --------------------------------------------------------------------------------
+
+
+def kept(make: Callable[[], Callable[[], list[list[int]]]], path: Path) -> Callable[[], object]:
+    """A candidate whose answer is left in a file, for the others to be held against."""
+    call = make()
+    path.write_text(json.dumps(call()))
+    return call
+
+
+def in_turns(makes: dict[str, Callable[[], Callable[[], object]]], warmup: int, repeats: int) -> list[Row]:
+    """A GPU's way: all in one process, called in turn."""
+    calls, times = {}, {}
+    for name, make in makes.items():
+        try:
+            calls[name], times[name] = make(), []
+        except ImportError as error:
+            print(f"{name}: left out ({error})")
+    for _ in range(warmup + repeats):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            times[name].append(time.perf_counter() - begin)
+    taken = {name: all_[warmup:] for name, all_ in times.items()}
+    return [Row(name, statistics.median(t), max(t) / min(t), 0) for name, t in taken.items()]
+
+
+def run(folder: Path, work: Work, args: argparse.Namespace) -> None:
+    makes = {
+        name: partial(kept, partial(make, folder, precision, work), folder / f"{name}.json")
+        for name, (make, precision) in CANDIDATES[work.device].items()
+        if args.only in name
+    }
+    take = in_turns if work.device == "cuda" else measure_in_turns
+    rows = take(makes, warmup=args.warmup, repeats=args.repeats)
+    written = {row.name: torch.tensor(json.loads((folder / f"{row.name}.json").read_text())) for row in rows}
+    table = Table(title=f"{work.batch} x {work.length} -> {work.new} tokens, greedy", title_justify="left")
+    for column in ("", "tokens/s", "ms a token", "seconds", "spread", "same"):
+        table.add_column(column, justify="left" if not column else "right")
+    for row in rows:
+        same = (written[row.name] == written[rows[0].name]).double().mean().item()
+        rate, step = work.batch * work.new / row.seconds, 1000 * row.seconds / work.new
+        table.add_row(row.name, f"{rate:,.0f}", f"{step:.2f}", f"{row.seconds:.3f}", f"{row.spread:.2f}", f"{same:.1%}")
+    Console(width=110).print(table)
+    seconds = {row.name: row.seconds for row in rows}
+    for mine in (row.name for row in rows if row.name.startswith("regard")):
+        for peer in (row.name for row in rows if row.name.startswith("transformers")):
+            if mine.split()[1] in peer:
+                print(f"ratio: {mine} / {peer} = {seconds[peer] / seconds[mine]:.3f}")
+    print(flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cuda = torch.cuda.is_available()
+    parser.add_argument("--device", default="cuda" if cuda else "cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--batches", type=int, nargs="+", help="prompts at once  [default: 1 16, on a GPU 1 64]")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=64, help="tokens to write")
+    parser.add_argument("--threads", type=int, default=2, help="on a CPU")
+    parser.add_argument("--warmup", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", default="", help="only candidates whose name has this in it")
+    args = parser.parse_args()
+    on_gpu = args.device == "cuda"
+    where = torch.cuda.get_device_name() if on_gpu else f"{args.threads} CPU threads"
+    print(f"{where}, torch {torch.__version__}, GPT-2 124M\n")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        torch.manual_seed(0)
+        net = Transformer(presets.gpt2())
+        write_weights(folder / "ours.safetensors", net.state_dict())
+        config, state = to_hf(net)
+        (folder / "hf.json").write_text(json.dumps(config))
+        write_weights(folder / "hf.safetensors", {name: weight.contiguous() for name, weight in state.items()})
+        del net, state
+        for batch in args.batches or ([1, 64] if on_gpu else [1, 16]):
+            run(folder, Work(batch, args.length, args.new, args.threads, args.device), args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""How good a model is: evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from regard.cli.reading import labelled, prompter
+from regard.cli.shared import AsJson, Beam, Device, LengthPenalty, ModelName, Penalty, Precision, app, given, load, show
+from regard.config import InputError
+
+
+@app.command()
+def evaluate(
+    model: ModelName,
+    other: Annotated[str | None, typer.Argument(help="Another model, to compare with.", show_default=False)] = None,
+    source: Annotated[str | None, typer.Option(help="Of a translator: the texts to translate, a line each.")] = None,
+    reference: Annotated[list[str] | None, typer.Option(help="Their translations; may be given again.")] = None,
+    language: Annotated[str, typer.Option(help="That is written: for the tokenizer of the papers' BLEU.")] = "en",
+    beam: Beam = None,
+    length_penalty: LengthPenalty = None,
+    penalty: Penalty = None,
+    file: Annotated[str | None, typer.Option(help="Of a model that classifies or tags: a labelled file.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Its columns, by name or number.  [default: as trained]")] = None,
+    shots: Annotated[
+        str | None, typer.Option(help="With --file and a language model: examples it is shown, or several numbers.")
+    ] = None,
+    examples: Annotated[str | None, typer.Option(help="For --shots: a labelled file to take them from.")] = None,
+    labels: Annotated[str | None, typer.Option(help="For --shots: the labels.  [default: the examples']")] = None,
+    template: Annotated[str | None, typer.Option(help="For --shots: a text and its label, {text} and {label}.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For --shots: picks the examples.")] = None,
+    picture: Annotated[str | None, typer.Option(help="For several --shots: a picture to draw.")] = None,
+    text: Annotated[str | None, typer.Option(help="Of a language model: a text to find the perplexity of.")] = None,
+    device: Device = None,
+    precision: Precision = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score a model on a test set, with intervals; or two, and whether they differ. Keeps a score card.
+
+    regard evaluate runs/en-de --source test.en --reference test.de --language de
+    """
+    chosen = given(source=source or (reference and ""), file=file, text=text)
+    if len(chosen) != 1:
+        raise InputError("give what to score on: --source and --reference, or --file, or --text")
+    prompted = given(examples=examples, labels=labels, template=template, seed=seed)
+    if shots is None and (prompted or picture):
+        wrong = [*prompted, *given(picture=picture)]
+        raise InputError(f"{', '.join(f'--{name}' for name in wrong)}: goes with --shots")
+
+    def models(*tasks: str) -> list[Any]:
+        return [load(name, device, precision, *tasks) for name in (model, other) if name is not None]
+
+    if text is not None:
+        if other is not None:
+            raise InputError("--text: takes one model; evaluate each by itself")
+        page, cards = _compared(_of_text(models, text))
+    elif file is not None and shots is not None:
+        page, cards = _of_shots(models, file, columns, shots, picture, prompted)
+    elif file is not None:
+        page, cards = _compared(_of_labels(models, file, columns))
+    else:
+        options = given(beam=beam, length_penalty=length_penalty, penalty=penalty)
+        page, cards = _compared(_of_translations(models, source, reference, language, options))
+    show(page, as_json, width=140)
+    for each, card in cards:
+        card.save(each.path if each.path.is_dir() else each.path.parent)
+
+
+Models = Callable[..., list[Any]]
+Cards = list[tuple[Any, Any]]
+"""Models, each with its score card."""
+
+
+def _of_translations(models: Models, source: Any, reference: Any, language: str, options: dict[str, Any]) -> Cards:
+    if not source or not reference:
+        raise InputError("--source and --reference: give both, a file each, line by line")
+
+    from regard.decode.watch import translating
+    from regard.evaluate import evaluate, read_texts, set_name
+
+    sources, references = read_texts(source, reference)
+    cards: Cards = []
+    for each in models("translate"):
+        with translating(str(each.path)) as progress:
+            settings = {"name": set_name(source), "language": language, "progress": progress, **options}
+            cards.append((each, evaluate(each, sources, references, **settings)))
+    return cards
+
+
+def _of_labels(models: Models, file: str, columns: str | None) -> Cards:
+    from regard.evaluate import evaluate_labels, read_examples, set_name
+
+    named = columns.split(",") if columns else ()
+    return [
+        (each, evaluate_labels(each, read_examples(each, file, named), name=set_name(file)))
+        for each in models("classify", "tag")
+    ]
+
+
+def _of_shots(
+    models: Models, file: str, columns: str | None, shots: str, picture: str | None, prompted: dict[str, Any]
+) -> tuple[Any, Cards]:
+    """A card for one number of examples; for several, how the accuracy changes with them."""
+    try:
+        numbers = [int(number) for number in shots.split(",")]
+    except ValueError:
+        raise InputError(f"--shots ({shots}) must be a number, or several with commas: 0,1,2,4,8") from None
+    if len(numbers) == 1 and picture is not None:
+        raise InputError("--picture: goes with several --shots: 0,1,2,4,8")
+
+    from regard.evaluate import evaluate_labels, set_name
+    from regard.evaluate.shots import accuracy_over_shots
+
+    test = labelled(file, columns)
+    shown = labelled(prompted["examples"], columns) if "examples" in prompted else []
+    prompted.setdefault("labels", sorted({label for _, label in (*test, *shown)}))
+    name = set_name(file)
+    if len(numbers) > 1:
+        found = accuracy_over_shots(
+            {str(each.path): prompter(each, 0, columns=columns, **prompted) for each in models("generate")},
+            test,
+            numbers,
+            name=name,
+        )
+        if picture is not None:
+            found.draw(picture)
+        return found, []
+    cards = [
+        (
+            each,
+            evaluate_labels(
+                each,
+                test,
+                name=f"{name}, {numbers[0]} shots",
+                classify=prompter(each, numbers[0], columns=columns, **prompted),
+            ),
+        )
+        for each in models("generate")
+    ]
+    return _compared(cards)
+
+
+def _of_text(models: Models, file: str) -> Cards:
+    from pathlib import Path
+
+    from regard.data.readers import File
+    from regard.evaluate import set_name
+    from regard.evaluate.language import evaluate_text
+
+    text = "\n".join(line for _, line in File(Path(file)).lines())
+    return [(each, evaluate_text(each, text, name=set_name(file))) for each in models("generate")]
+
+
+def _compared(cards: Cards) -> tuple[Any, Cards]:
+    from regard.evaluate import compare
+
+    (_, first), *others = cards
+    return compare(first, others[0][1]) if others else first, cards
