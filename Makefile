@@ -4,12 +4,15 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 WITH ?=
 
-.PHONY: quickstart test check bench install clean
+.PHONY: quickstart test test-all check bench install clean
 quickstart: $(INSTALLED)
 	@$(BIN)/regard quickstart $(WITH)
 
 test: $(INSTALLED)
 	$(BIN)/pytest -n 2 $(WITH)
+
+test-all: $(INSTALLED)
+	$(BIN)/pytest -n 2 -m "not network" $(WITH)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

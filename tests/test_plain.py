@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("name", ["compiled", "errors"])
+@pytest.mark.parametrize("name", [pytest.param("compiled", marks=pytest.mark.slow), "errors"])
 def test_in_a_plain_process(name):
     path = Path(__file__).parent / "plain" / f"{name}.py"
     run = subprocess.run(

@@ -67,6 +67,7 @@ def test_a_model_that_learns_reaches_a_bleu(tmp_path):
     assert by_hand.score == pytest.approx(max(scores))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [None, RECURRENT], ids=["transformer", "recurrent"])
 def test_training_is_the_same_with_it_as_without(tmp_path, model):
     recipe, data = toy.prepared(tmp_path, "translate", model=model, bleu=7)
@@ -101,6 +102,7 @@ def test_lines_say_when_the_weights_were_reached_and_how_long_it_took(pairs, tmp
 # Chosen by it
 
 
+@pytest.mark.slow
 def test_the_best_by_bleu_is_kept_even_if_the_loss_prefers_another(pairs, tmp_path, monkeypatch):
     recipe, data = pairs
     said(monkeypatch, 3.0, 7.0, 5.0, 7.0)
@@ -157,6 +159,7 @@ def test_the_average_of_checkpoints_is_kept_by_it(pairs, tmp_path, monkeypatch, 
 # Law 8
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_never_killed(tmp_path, monkeypatch):
     towers = {name: {"max_len": 97, "dropout": 0.1, "embed_dropout": 0.1} for name in ("encoder", "decoder")}
     recipe, data = toy.prepared(

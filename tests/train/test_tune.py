@@ -249,7 +249,7 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("name", RESUMED)
-@pytest.mark.parametrize("step", [0, 4])
+@pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_killed_and_resumed_ends_where_it_would_have(name, step, tmp_path, request, monkeypatch):
     start, task, options = RESUMED[name]
     start = request.getfixturevalue(start)
