@@ -9,10 +9,10 @@ quickstart: $(INSTALLED)
 	@$(BIN)/regard quickstart $(WITH)
 
 test: $(INSTALLED)
-	$(BIN)/pytest -n 2 $(WITH)
+	$(BIN)/pytest -n 2 --dist loadfile $(WITH)
 
 test-all: $(INSTALLED)
-	$(BIN)/pytest -n 2 -m "not network" $(WITH)
+	$(BIN)/pytest -n 2 --dist loadfile -m "not network" $(WITH)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

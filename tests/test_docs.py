@@ -75,7 +75,14 @@ class Page:
 
 PAGES = [Page(path) for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))] if path.exists()]
 BLOCKS = {f"{p.path.name}:{line}-{kind}": (p, i) for p in PAGES for i, (kind, *_, line) in enumerate(p.blocks)}
-MARKED = [pytest.param(name, marks=[pytest.mark.network] if p.blocks[i][1] else []) for name, (p, i) in BLOCKS.items()]
+SLOW = ("fine-tune.md", "prefer.md", "classify.md")  # several trainings each
+MARKED = [
+    pytest.param(
+        name,
+        marks=[pytest.mark.network] if p.blocks[i][1] else [pytest.mark.slow] if name.startswith(SLOW) else [],
+    )
+    for name, (p, i) in BLOCKS.items()
+]
 
 
 @pytest.mark.parametrize("block", MARKED)

@@ -183,6 +183,7 @@ plainly = pytest.mark.skipif(not os.environ.get("REGARD_PLAIN"), reason="runs in
 of_dynamo = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
+@pytest.mark.slow
 def test_in_a_plain_process():
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "compiled", __file__],

@@ -142,6 +142,7 @@ def test_a_second_call_trains_nothing_and_draws_the_same(done, monkeypatch):
     }
 
 
+@pytest.mark.slow
 def test_what_was_stopped_goes_on_and_ends_where_it_would_have(done, work, monkeypatch):
     _, out = done
     stepped, trained = loop.Trainer.step, []
@@ -224,6 +225,7 @@ def test_an_empty_test_set_is_found_before_training(work, monkeypatch):
     assert not (work / "never").exists()
 
 
+@pytest.mark.slow
 def test_recipes_that_ask_for_no_bleu_are_given_one(work, monkeypatch):
     monkeypatch.chdir(work)
     names = [write(work, name, lambda t: t["train"].update(bleu=0, steps=1)) for name in ("one.json", "two.json")]

@@ -62,6 +62,7 @@ def test_what_two_wrote_one_resumes(work):
     assert_same(Run(folder / "one"), run(folder, data, "2-1", 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["copy", "shard"])
 def test_what_one_wrote_two_resume(work, how):
     folder, data = work
