@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from measure import Row, measure_in_turns
+from measure import in_turns, kept, measure_in_turns
 from regard import presets
 from regard.decode.recorded import Recorder
 from regard.decode.search import Decoding, search
@@ -119,32 +117,6 @@ CANDIDATES = {
 
 
 # -- measuring --------------------------------------------------------------------------------
-
-
-def kept(make: Callable[[], Callable[[], list[list[int]]]], path: Path) -> Callable[[], object]:
-    """A candidate whose answer is left in a file, for the others to be held against."""
-    call = make()
-    path.write_text(json.dumps(call()))
-    return call
-
-
-def in_turns(makes: dict[str, Callable[[], Callable[[], object]]], warmup: int, repeats: int) -> list[Row]:
-    """A GPU's way: all in one process, called in turn."""
-    calls, times = {}, {}
-    for name, make in makes.items():
-        try:
-            calls[name], times[name] = make(), []
-        except ImportError as error:
-            print(f"{name}: left out ({error})")
-    for _ in range(warmup + repeats):
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            call()
-            torch.cuda.synchronize()
-            times[name].append(time.perf_counter() - begin)
-    taken = {name: all_[warmup:] for name, all_ in times.items()}
-    return [Row(name, statistics.median(t), max(t) / min(t), 0) for name, t in taken.items()]
 
 
 def run(folder: Path, work: Work, args: argparse.Namespace) -> None:

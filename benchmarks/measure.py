@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import resource
 import statistics
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -101,6 +103,32 @@ def _answer(make: Callable[[], Callable[[], object]], asked: Connection) -> None
         call()
         seconds = time.perf_counter() - begin
         asked.send((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+
+
+def in_turns(makes: dict[str, Callable[[], Callable[[], object]]], warmup: int, repeats: int) -> list[Row]:
+    """A GPU's way: all in one process, called in turn."""
+    calls, times = {}, {}
+    for name, make in makes.items():
+        try:
+            calls[name], times[name] = make(), []
+        except ImportError as error:
+            print(f"{name}: left out ({error})")
+    for _ in range(warmup + repeats):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            times[name].append(time.perf_counter() - begin)
+    taken = {name: all_[warmup:] for name, all_ in times.items()}
+    return [Row(name, statistics.median(t), max(t) / min(t), 0) for name, t in taken.items()]
+
+
+def kept(make: Callable[[], Callable[[], object]], path: Path) -> Callable[[], object]:
+    """A candidate whose answer is left in a file, for the others to be held against."""
+    call = make()
+    path.write_text(json.dumps(call()))
+    return call
 
 
 def report(title: str, rows: list[Row], *, work: float, unit: str, ours: str = "", beside: str = "") -> None:

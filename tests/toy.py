@@ -1,6 +1,7 @@
 """Small data that tests prepare and train on: made here, learnable, of every task."""
 
 import contextlib
+import os
 import random
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from regard.data.prepare import prepare
 from regard.data.store import DataDir
 from regard.schema import from_dict
 from regard.train.loop import Trainer
+
+# Real text, for tests that skip where it is not.
+SHARED = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 WORDS = [
     "red",

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import toy
 from regard import cli, recipe
 from regard.data import DataDir, prepare
 from regard.data import readers as readers_module
@@ -32,7 +33,6 @@ GERMAN = [
     "Nein.",
 ]
 PAIRS = [pair for pair in zip(ENGLISH, GERMAN, strict=True) if all(pair)]
-SHARED = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 zstandard = pytest.importorskip("zstandard")
 pyarrow = pytest.importorskip("pyarrow")
@@ -815,11 +815,11 @@ REAL = {
 @pytest.mark.parametrize("name", REAL)
 def test_real_files(name, tmp_path):
     task, train, valid, options, n_train, n_valid = REAL[name]
-    if not (SHARED / name).exists():
-        pytest.skip(f"{SHARED / name} is not there")
-    place = {"train": {side: str(SHARED / file) for side, file in train.items()}}
+    if not (toy.SHARED / name).exists():
+        pytest.skip(f"{toy.SHARED / name} is not there")
+    place = {"train": {side: str(toy.SHARED / file) for side, file in train.items()}}
     if valid is not None:
-        place["valid"] = {side: str(SHARED / file) for side, file in valid.items()}
+        place["valid"] = {side: str(toy.SHARED / file) for side, file in valid.items()}
     tokenizer = {"vocab_size": 4_001} if name in ("conll2003", "cola") else {"kind": "characters"}
     data = prepare(ask(task, max_tokens=1_009, **place, **options, tokenizer=tokenizer), tmp_path / name)
     if n_train is not None:
@@ -828,4 +828,4 @@ def test_real_files(name, tmp_path):
         assert data.labels == ["B-LOC", "B-MISC", "B-ORG", "I-LOC", "I-MISC", "I-ORG", "I-PER", "O"]
     if name == "shakespeare":
         whole = texts(data)[0] + texts(data, "valid")[0]
-        assert whole == (SHARED / "shakespeare/input.txt").read_text().rstrip("\n")
+        assert whole == (toy.SHARED / "shakespeare/input.txt").read_text().rstrip("\n")

@@ -204,12 +204,11 @@ def test_names_in_a_text_are_text(tmp_path: Path):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-REAL = Path("/work/shared/data")
-
-
 def real_lines(n: int) -> list[str]:
     """Lines of English, German and French, of Wikipedia and of plays."""
-    files = sorted(file for file in REAL.rglob("*") if file.suffix in (".txt", ".gz", ".en", ".de", ".fr", ".tsv"))
+    files = sorted(
+        file for file in toy.SHARED.rglob("*") if file.suffix in (".txt", ".gz", ".en", ".de", ".fr", ".tsv")
+    )
     lines: list[str] = []
     for file in files:
         with contextlib.suppress(InputError):  # of a file that is no text
@@ -218,7 +217,7 @@ def real_lines(n: int) -> list[str]:
     return lines[::step][:n]
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is not here")
+@pytest.mark.skipif(not toy.SHARED.is_dir(), reason=f"{toy.SHARED} is not here")
 @pytest.mark.parametrize("style", ["wordpiece", "byte_level", "roberta", "metaspace"])
 def test_ids_of_ten_thousand_lines_of_real_text(style: str, tmp_path: Path):
     lines = real_lines(10_000)
