@@ -94,7 +94,7 @@ INVERSION = "German says the ones before the tens, seven-and-thirty: there it lo
 SHIPPED_MODEL = "en-de"
 SENTENCES = (
     "Good morning! Did you sleep well?",
-    "The train to Munich leaves at half past seven.",
+    "The train to Munich leaves at eight o'clock.",
     "I would like a cup of coffee and a piece of cake, please.",
     "My sister, who lives in Berlin, has two small children.",
     "The Parliament will vote on the report tomorrow.",
@@ -333,6 +333,7 @@ def tries(run: Path, source: str) -> list[tuple[str, str]]:
     (words,) = number_words([90_210], source)
     return [
         (f'{regard} translate {run} "{words}"', "ask the model that was just trained"),
+        (f'{regard} translate {SHIPPED_MODEL} "How much does this cost?"', "the one that comes with regard"),
         (f"{regard} quickstart --from de --to fr", "other languages"),
         (f'{regard} walk "I am a student"', "attention in six steps, with every number"),
         (f"{regard} train --help", "train on your own text; docs/train.md shows how"),

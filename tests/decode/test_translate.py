@@ -15,6 +15,8 @@ import toy
 from regard.config import InputError
 from regard.decode.search import Decoding, search
 from regard.decode.translate import Translation, aligned, stream, words_of
+from regard.interop.directory import export
+from regard.model import Model
 from regard.train.loop import train
 from regard.train.watch import Watch
 from regard.weights import read_weights, write_weights
@@ -146,6 +148,33 @@ def test_int8_weights_are_a_quarter_and_nearly_the_same(work, model, tmp_path):
     large = {"w": torch.randn(211, 307)}
     write_weights(tmp_path / "large", large, int8=True)
     assert (tmp_path / "large").stat().st_size < large["w"].numel() * 4 * 0.28
+
+
+def test_int8_is_a_run_directory_of_its_own(work, model, tmp_path):
+    small = export(model, "int8", tmp_path / "small")
+    weights = read_weights(model.path / "model.safetensors")
+    for name, weight in regard.load(small, device="cpu", packed=False).net.state_dict().items():
+        ours = weights[name]
+        assert ((weight - ours).abs() <= ours.abs().amax(-1, keepdim=True) / 127).all(), name
+    assert {file.name for file in small.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    with pytest.raises(InputError, match="None: no run directory of regard; --to int8 makes one smaller"):
+        export(Model(model.net, "translate", model.tokenizer), "int8", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_model_that_ships():
+    model = regard.load("en-de", device="cpu")
+    assert sum(file.stat().st_size for file in model.path.iterdir()) < 14e6
+    said = model.translate(["How much does this cost?", "My sister lives in Berlin.", "I love you."])
+    assert [found.text for found in said] == [
+        "Wie viel kostet das?",
+        "Meine Schwester lebt in Berlin.",
+        "Ich liebe dich.",
+    ]
+    # German has the participle last, and what was read second is said second.
+    (found,) = model.translate(["Yesterday I bought a book."], align=True)
+    assert found.text == "Gestern habe ich ein Buch gekauft."
+    assert {(0, 0), (2, 5), (4, 4)} <= {*found.alignment}
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -531,7 +531,7 @@ def test_a_directory_that_exists_is_left_alone(tmp_path: Path):
 
 
 def test_an_unknown_format(tmp_path: Path):
-    with pytest.raises(InputError, match=r"^--to \(onnx\) is not known; known: hf, ctranslate2$"):
+    with pytest.raises(InputError, match=r"^--to \(onnx\) is not known; known: hf, ctranslate2, int8$"):
         export(random_model(config()), "onnx", tmp_path / "out")
 
 

@@ -93,15 +93,17 @@ def translate(
 @app.command()
 def export(
     model: ModelName,
-    to: Annotated[str | None, typer.Option(help="hf (transformers) or ctranslate2.")] = None,
+    to: Annotated[
+        str | None, typer.Option(help="hf (transformers), ctranslate2, or int8 (regard, a quarter of the size).")
+    ] = None,
     out: Annotated[str | None, typer.Option(help="The directory to make.")] = None,
 ) -> None:
-    """Write a model as a directory that others load, tokenizer and all.
+    """Write a model as a directory that others load, or a smaller one, tokenizer and all.
 
     regard export en-de --to ctranslate2 --out en-de-ct2
     """
     if to is None or out is None:
-        raise InputError("--to and --out: say for whom (hf, ctranslate2) and where")
+        raise InputError("--to and --out: say as what (hf, ctranslate2, int8) and where")
 
     from regard import model as models
     from regard.interop.directory import export as write

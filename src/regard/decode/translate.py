@@ -225,11 +225,12 @@ def _search(model: Model, batch: list[_Unit], memory: Encoded, how: Decoding) ->
 
 
 def _align(model: Model, batch: list[_Unit], memory: Encoded) -> None:
-    """The source word that each word of a translation attends to most, over the heads of the last layer but one."""
+    """The source word that each word of a translation attends to most, over the heads of the last layer but one (Garg
+    et al. 2019); of a shallow decoder the last: low layers look at what belongs to the word before."""
     layers = [name for name in model.net.attention_layers()["decoder"] if name.endswith(".cross")]
     if not layers:
         raise InputError("align: this model has no cross-attention to tell from")
-    layer, writes = layers[max(0, len(layers) - 2)], model.tokenizer
+    layer, writes = layers[-2 if len(layers) > 3 else -1], model.tokenizer
     for n in range(max(len(unit.found) for unit in batch)):
         chosen = [unit.found[min(n, len(unit.found) - 1)].ids for unit in batch]
         chosen += [[]] * (memory.hidden.shape[0] - len(batch))  # rows that were added

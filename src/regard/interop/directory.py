@@ -7,6 +7,8 @@ What is written has the logits of our model, up to rounding, and not always its 
 the words of the other side where that changes no logit (the order of the channels is free, a missing bias is a bias of
 zero, and so is a missing segment; near zero, tanh is a straight line). The tokenizer goes along and gives the same ids,
 and so do the names of the labels. Neither package is needed for ``hf``; nothing is downloaded.
+
+``int8`` is our own: the run directory with its matrices as whole numbers, a quarter of the size, to ship or to keep.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from safetensors.torch import save_file
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
+from regard import weights
 from regard.config import ConfigError, Input, InputError, ModelConfig, Pooled, Stack, Tokens, Vocabulary, suggest
 from regard.data.tokenizer import SPECIAL, Tokenizer
 from regard.files import drafted
@@ -34,7 +37,7 @@ from regard.nn import Transformer, sinusoid, skeleton
 
 
 def export(model: Model, to: str, out: str | Path) -> Path:
-    """Write a model as a directory that ``to`` ("hf" or "ctranslate2") loads, all of it or nothing.
+    """Write a model as a directory that ``to`` ("hf", "ctranslate2" or ourselves, "int8") loads, all of it or nothing.
 
     >>> import tempfile
     >>> from regard import presets, recipe
@@ -71,6 +74,8 @@ def _check(config: ModelConfig, to: str) -> None:
 
 
 def _problem(config: ModelConfig, to: str) -> str:
+    if to == "int8":
+        return ""
     kind = f"this is of another kind ({config.shape}, {config.head.kind} head)"
     if config.shape == "encoder-decoder":
         if not isinstance(config.head, Vocabulary):
@@ -316,4 +321,26 @@ def _agreed_names(tokenizer: Tokenizer, given: Input, file: Path) -> list[str]:
     return names
 
 
-FORMATS: dict[str, Callable[[Model, Path], None]] = {"hf": _write_hf, "ctranslate2": _write_ctranslate2}
+# ---------------------------------------------------------------------------------------
+# regard
+
+
+def _write_int8(model: Model, path: Path) -> None:
+    if model.path is None or not (model.path / "model.safetensors").exists() or _is_foreign(model.path):
+        raise InputError(f"{model.path}: no run directory of regard; --to int8 makes one smaller")
+    for name in ("config.json", "tokenizer.json", "source.tokenizer.json", "labels.json"):
+        if (model.path / name).exists():
+            shutil.copyfile(model.path / name, path / name)
+    read = weights.read_weights(model.path / "model.safetensors")
+    weights.write_weights(path / "model.safetensors", read, int8=True)
+
+
+def _is_foreign(folder: Path) -> bool:
+    return "model_type" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+FORMATS: dict[str, Callable[[Model, Path], None]] = {
+    "hf": _write_hf,
+    "ctranslate2": _write_ctranslate2,
+    "int8": _write_int8,
+}

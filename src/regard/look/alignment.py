@@ -200,7 +200,9 @@ def align(
 
 
 def aligning_head(model: Model, sources: Sequence[str]) -> tuple[str, int]:
-    """The layer and head whose looks go to the most different places, over some sentences: the one that aligns."""
+    """The layer and head whose looks go to the most different places, over some sentences: the one that aligns.
+
+    Of the upper half of the layers: those below look at what belongs to the token that was read, a row too early."""
     return _place(model, torch.stack([spread(_attended(model, source, None)[2]) for source in sources]).mean(0))
 
 
@@ -222,10 +224,11 @@ def _cross_layers(model: Model) -> list[str]:
 
 
 def _place(model: Model, of_heads: Tensor) -> tuple[str, int]:
-    """The layer and head with the largest number, of all heads of all layers."""
+    """The layer and head with the largest number, of all heads of the upper half of the layers."""
     layers = _cross_layers(model)
-    layer, head = divmod(int(of_heads.argmax()), len(of_heads) // len(layers))
-    return layers[layer], head
+    lowest, n_heads = len(layers) // 2, len(of_heads) // len(layers)
+    layer, head = divmod(int(of_heads[lowest * n_heads :].argmax()), n_heads)
+    return layers[lowest + layer], head
 
 
 def _attended(model: Model, source: str, target: str | None) -> tuple[list[int], list[int], Tensor]:
