@@ -6,7 +6,8 @@ its own, on a GPU in turns in one process.
 
 Nothing ends early, so that all do the same work. "same" is the share of the tokens written that are those of the first
 row, regard in its widest precision: random weights have many near ties, which roundings decide. transformers runs its
-plain generate and, on a GPU, also with a static cache and a compiled step, after a warm-up that compiles it.
+plain generate and, on a GPU, also with a static cache and a compiled step, after a warm-up that compiles it. On a CPU
+the floor of a step is shown first: the time it takes to read every weight once, which a token of one row has to.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from measure import in_turns, kept, measure_in_turns
+from measure import in_turns, kept, measure_in_turns, median_time
 from regard import presets
 from regard.decode.recorded import Recorder
 from regard.decode.search import Decoding, search
@@ -119,6 +120,19 @@ CANDIDATES = {
 # -- measuring --------------------------------------------------------------------------------
 
 
+def show_floor(threads: int) -> None:
+    """How long a CPU takes to read all weights, by the simplest thing that reads: their sum."""
+    torch.set_num_threads(threads)
+    n = skeleton(presets.gpt2()).n_parameters()
+    for precision in (torch.float32, torch.bfloat16):
+        size = n * precision.itemsize
+        weights = torch.ones(size // 4)  # summed as float32 whatever they stand for: it is the bytes that count
+        seconds, _ = median_time(weights.sum, warmup=1, repeats=9, device=weights.device)
+        rate = size / seconds / 1e9
+        print(f"floor: {size / 1e6:,.0f} MB of {precision} weights at {rate:.1f} GB/s, {1000 * seconds:.1f} ms a token")
+    print()
+
+
 def run(folder: Path, work: Work, args: argparse.Namespace) -> None:
     makes = {
         name: partial(kept, partial(make, folder, precision, work), folder / f"{name}.json")
@@ -159,6 +173,8 @@ def main() -> None:
     on_gpu = args.device == "cuda"
     where = torch.cuda.get_device_name() if on_gpu else f"{args.threads} CPU threads"
     print(f"{where}, torch {torch.__version__}, GPT-2 124M\n")
+    if not on_gpu:
+        show_floor(args.threads)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         torch.manual_seed(0)

@@ -245,6 +245,13 @@ def test_what_meets_a_stop_string_ends_there(model, stop):
     assert ("stop" in reasons) == (stop != "never this")
 
 
+def test_a_stop_string_at_the_last_token_that_may_be_written(model):
+    longer = model.generate("the red", max_new_tokens=23, temperature=0, n=1)[0].text
+    n = next(n for n in range(2, 23) if longer[n - 1] not in longer[: n - 1])  # a token is a character here
+    (said,) = model.generate("the red", max_new_tokens=n, temperature=0, stop=longer[n - 1])
+    assert (said.text, said.finish) == (longer[: n - 1], "stop")
+
+
 @pytest.mark.parametrize("how", HOWS)
 def test_fixed_shapes_change_nothing(model, how, monkeypatch):
     """As a GPU has them: prompts and rows padded to a few sizes, stop strings looked for now and then."""

@@ -364,8 +364,10 @@ class _Draws(State):
 
     def _choose(self, logits):
         how = self.how
-        logprobs = logits.log_softmax(-1).expand(-1, how.ways, -1)
-        choices = self._allowed(logprobs.clone() if how.repetition_penalty == 1 else self._penalised(logits))
+        logprobs = logits.log_softmax(-1)
+        # What may not be written has no probability from here on; that of what is chosen stays.
+        choices = self._allowed(logprobs if how.repetition_penalty == 1 else self._penalised(logits))
+        logprobs, choices = logprobs.expand(-1, how.ways, -1), choices.expand(-1, how.ways, -1)
         if how.temperature:
             lots = self.lots.index_select(2, self.t)[..., 0]
             ids = drawn(choices / how.temperature, lots, how.top_k, how.top_p, how.min_p)
@@ -388,7 +390,8 @@ class _Draws(State):
 
     def _results(self, which):
         totals, sizes, ends, tokens, gains = self._taken(which, "total", "size", "ends", "tokens", "gains")
-        scores = totals.double() / self.norms.cpu()[sizes + ends]
+        written = (sizes + ends).clamp_max(len(self.norms) - 1)  # a stop string may end a row at its last token
+        scores = totals.double() / self.norms.cpu()[written]
         told = (x.tolist() for x in (sizes, totals, scores, ends))
         for row in zip(tokens, gains, *told, strict=True):
             yield [

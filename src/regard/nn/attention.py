@@ -186,10 +186,30 @@ def attend_few(
     """The weighted sum of the values for a few queries a row, on a CPU: two batched products take a third of the time
     of the fused kernel, which is made for many. Heads that share keys are more queries."""
     (b, h, t, _), (groups, s) = q.shape, k.shape[1:3]
-    scores = torch.bmm((q * scale).reshape(b * groups, -1, q.shape[3]), k.reshape(b * groups, s, -1).transpose(1, 2))
+    queries, keys = (q * scale).reshape(b * groups, -1, q.shape[3]), k.reshape(b * groups, s, -1)
+    if t == 1 and groups == h:  # for one query the other order is the faster
+        scores = torch.bmm(keys, queries.transpose(1, 2))
+    else:
+        scores = torch.bmm(queries, keys.transpose(1, 2))
     weights = masked_softmax(scores.view(b, h, t, s), mask)  # dead rows become zeros
-    out = torch.bmm(weights.view(b * groups, -1, s), v.reshape(b * groups, s, -1))
-    return out.view(b, h, t, -1)
+    weights, values = weights.view(b * groups, -1, s), v.reshape(b * groups, s, -1)
+    if t == 1 and groups == h and b * h * s >= MANY and values.dtype == torch.float32:
+        return sum_rows(weights[:, 0], values).view(b, h, 1, -1)
+    return torch.bmm(weights, values).view(b, h, t, -1)
+
+
+MANY = 4_096  # values, from which looking up where they lie is the smaller part
+
+
+def sum_rows(weights: Float[Tensor, "N S"], rows: Float[Tensor, "N S E"]) -> Float[Tensor, "N E"]:
+    """The weighted sum of N times S rows: a product with one row, by the kernel for bags of embeddings, which reads
+    memory up to twice as fast as a CPU's batched product."""
+    n, s, e = rows.shape
+    rows = rows if rows.stride(1) == e and rows.stride(2) == 1 and rows.stride(0) % e == 0 else rows.contiguous()
+    apart = rows.stride(0) // e  # the first rows of two bags
+    table = rows.as_strided(((n - 1) * apart + s, e), (e, 1))
+    places = torch.arange(n, dtype=torch.int32)[:, None] * apart + torch.arange(s, dtype=torch.int32)
+    return F.embedding_bag(places, table, per_sample_weights=weights, mode="sum")
 
 
 # Attends from tokens (N, H, D) to tokens (M, G, D) and (M, G, E), each text by itself.

@@ -19,7 +19,7 @@ from regard.config import Stack as StackConfig
 from regard.nn.attention import Attended, Attention
 from regard.nn.cache import Cache, KeyValue
 from regard.nn.dropout import add_dropout, dropout
-from regard.nn.masks import Lowered, Mask, lower
+from regard.nn.masks import Lowered, Mask, lower, side_by_side
 from regard.nn.norms import make_norm
 from regard.nn.positions import Rotation
 
@@ -154,12 +154,15 @@ class Stack(nn.Module):
         t = x.shape[1]
         as_kernel_wants = partial(lower, t=t, device=x.device, dtype=x.dtype)
         span = t if cache is None else cache.span(t)
-        lowered = {window: as_kernel_wants(mask._replace(window=window), s=span) for window in set(self.windows)}
+        place = None if cache is None or mask.slots is None else cache.place(mask.slots)
+        lowered = {
+            window: as_kernel_wants(side_by_side(mask._replace(window=window), place, span), s=span)
+            for window in set(self.windows)
+        }
         cross = [memory] * len(self.blocks) if cache is None else cache.cross or [None] * len(self.blocks)
         lowered_memory = memory_mask if isinstance(memory_mask, Lowered) else Lowered()
         if cross and cross[0] is not None and isinstance(memory_mask, Mask):
             lowered_memory = as_kernel_wants(memory_mask, s=_length(cross[0]))
-        place = None if cache is None or mask.slots is None else cache.place(mask.slots)
         attended: dict[str, Attended] = {}
         for i, block in enumerate(self.blocks):
             x, of_self, of_cross = block(

@@ -106,6 +106,8 @@ class Cache:
 
     def follow(self, parents: Int[Tensor, "B N"]) -> None:
         """Way n of each row goes on from what was its way parents[n]; the first time, all from what the row holds."""
+        if self.lanes == 1:
+            return  # the only way there is
         if self.seen is None:
             places = torch.arange(self.max_len * self.lanes + 1, device=self.position.device)
             prompt = (places % self.lanes == 0) & (places < self.position[:, None] * self.lanes)

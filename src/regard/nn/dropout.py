@@ -23,8 +23,10 @@ def dropout(x: Float[Tensor, "*N"], p: float, training: bool) -> Float[Tensor, "
     >>> sorted({round(x, 2) for x in dropout(torch.ones(99), 0.5, training=True).tolist()})
     [0.0, 2.0]
     """
-    keep = _keep(x, p) if training else None
-    return F.dropout(x, p, training) if keep is None else x * keep
+    if not training:
+        return x
+    keep = _keep(x, p)
+    return F.dropout(x, p) if keep is None else x * keep
 
 
 def add_dropout(x: Float[Tensor, "*N"], branch: Float[Tensor, "*N"], p: float, training: bool) -> Float[Tensor, "*N"]:
@@ -33,8 +35,10 @@ def add_dropout(x: Float[Tensor, "*N"], branch: Float[Tensor, "*N"], p: float, t
     >>> add_dropout(torch.ones(3), torch.ones(3), 0.0, training=True)
     tensor([2., 2., 2.])
     """
-    keep = _keep(branch, p) if training else None
-    return x + F.dropout(branch, p, training) if keep is None else torch.addcmul(x, branch, keep)
+    if not training:
+        return x + branch
+    keep = _keep(branch, p)
+    return x + F.dropout(branch, p) if keep is None else torch.addcmul(x, branch, keep)
 
 
 def _keep(x: Tensor, p: float) -> Tensor | None:

@@ -299,6 +299,21 @@ def lower(mask: Mask, t: int, s: int, *, device: torch.device, dtype: torch.dtyp
     return Lowered(bias=bias if may is None else bias.masked_fill(~may, float("-inf")), alive=alive)
 
 
+def side_by_side(mask: Mask, place: slice | None, s: int) -> Mask:
+    """The same said more simply, where the rows of a cache all stand at one place and look at s slots: kernels are
+    faster for it.
+
+    >>> side_by_side(Mask(causal=True, slots=torch.tensor([[4], [4]])), slice(4, 5), 5) == Mask()
+    True
+    """
+    if place is None or place.stop != s or mask.lanes > 1 or mask.seen is not None:
+        return mask
+    if place.start == 0:  # query t at slot t
+        return mask._replace(slots=None)
+    alone = place.stop == place.start + 1 and mask.window == 0 and mask.slopes is None
+    return mask._replace(slots=None, causal=False, prefix=None) if alone else mask  # it sees all there is
+
+
 def lower_memory(layout: Layout, memory: Float[Tensor, "B S C"]) -> Lowered:
     """The mask of a memory that is attended to again and again, by any number of queries a row: lowered once."""
     lowered = lower(cross_mask(layout), 1, memory.shape[1], device=memory.device, dtype=memory.dtype)

@@ -1,23 +1,41 @@
 """Linear layers whose weights lie as a CPU's matrix kernel wants them: for a model that only runs.
 
-oneDNN multiplies with a packed weight up to twice as fast as with a plain one (docs/performance.md); the numbers are
-the same but for rounding. A packed layer has no parameters: it cannot be trained or saved.
+oneDNN multiplies with a packed weight up to twice as fast as with a plain one (docs/performance.md), and applies what
+follows before it writes the product down; the numbers are the same but for rounding. A packed layer has no parameters:
+it cannot be trained or saved.
+
+One row alone, as when one text is written, is a matter of reading: every weight is needed once. In float32 a plain
+weight in several parts, each read by one thread from end to end, comes as fast as memory gives it; so the plain weights
+of a language model stay beside the packed ones, unless that is too much.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.nn.blocks import ACTIVATIONS, MLP
 from regard.nn.heads import VocabularyHead
 from regard.nn.transformer import Transformer
 
 ROWS = 256  # that the packing is chosen for; any number can be multiplied
+FEW = 6  # rows, which take less time than one: the kernel for one or two does not read memory as fast as it could
+PARTS = 4  # of a plain weight; more where there are more threads
+MOST_KEPT = 2**30  # bytes of plain weights that stay beside the packed ones
+
+# What oneDNN calls the activations that it applies itself, and their kinds.
+APPLIED = {
+    F.relu: ("relu", ""),
+    F.gelu: ("gelu", "none"),
+    ACTIVATIONS["gelu_tanh"]: ("gelu", "tanh"),
+    F.silu: ("swish", ""),
+}
 
 
 class Packed(nn.Module):
-    """A linear layer, packed.
+    """A linear layer, packed, and the activation after it.
 
     >>> plain = nn.Linear(3, 5).requires_grad_(False)
     >>> x = torch.randn(2, 7, 3)
@@ -25,13 +43,45 @@ class Packed(nn.Module):
     True
     """
 
-    def __init__(self, weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None):
+    def __init__(
+        self, weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None, then=("none", ""), *, keep: bool = False
+    ):
         super().__init__()
+        self.then, self.kind = then
+        self.activate = next((function for function, name in APPLIED.items() if name == then), None)
+        self.plain = _Plain(weight.detach(), bias) if keep and weight.dtype == torch.float32 else None
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
         self.bias = None if bias is None else bias.detach()
 
     def forward(self, x: Float[Tensor, "... K"]) -> Float[Tensor, "... N"]:
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        k = x.shape[-1]
+        rows = x.numel() // k
+        if not 0 < rows <= FEW // 2:
+            return self._multiply(x)
+        if rows == 1 and self.plain is not None:
+            out = self.plain.multiply(x.reshape(1, k)).view(*x.shape[:-1], -1)
+            return out if self.activate is None else self.activate(out)
+        again = x.reshape(rows, k).expand(FEW // rows, rows, k)
+        return self._multiply(again)[0].view(*x.shape[:-1], -1)
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.then, [], self.kind)
+
+
+class _Plain:
+    """A plain weight in parts of equal size, and what is left of it: for one row."""
+
+    def __init__(self, weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None):
+        parts = max(PARTS, torch.get_num_threads())
+        even = len(weight) - len(weight) % parts
+        bias = weight.new_zeros(len(weight)) if bias is None else bias.detach()
+        self.weight, self.bias = weight[:even].reshape(parts, -1, weight.shape[1]), bias[:even].view(parts, -1, 1)
+        self.rest = (bias[even:], weight[even:]) if even < len(weight) else None
+
+    def multiply(self, x: Float[Tensor, "1 K"]) -> Float[Tensor, " N"]:
+        # x.T has the stride of a row, by which bmm knows its layout; with x[:, None] it would take eight times as long.
+        out = torch.baddbmm(self.bias, self.weight, x.T.expand(len(self.weight), -1, 1)).view(-1)
+        return out if self.rest is None else torch.cat([out, torch.addmv(*self.rest, x[0])])
 
 
 def packs(weight: Tensor) -> bool:
@@ -45,9 +95,18 @@ def packs(weight: Tensor) -> bool:
 @torch.no_grad()
 def pack(model: Transformer) -> None:
     """Pack every linear layer of a model, and the matrix that scores its vocabulary, where this machine can."""
+    size = sum(weight.nbytes for weight in model.parameters())
+    keep = model.config.shape == "decoder" and size <= MOST_KEPT
     for module in list(model.modules()):
         for name, layer in module.named_children():
             if type(layer) is nn.Linear and packs(layer.weight):
-                setattr(module, name, Packed(layer.weight, layer.bias))
+                then = ("none", "")
+                if isinstance(module, MLP) and name == "up" and not module.gated and module.activation in APPLIED:
+                    then, module.activation = APPLIED[module.activation], _applied
+                setattr(module, name, Packed(layer.weight, layer.bias, then, keep=keep))
     if isinstance(model.head, VocabularyHead) and packs(table := model.vocabulary_table()):
-        model.head.packed = Packed(table, model.head.bias)
+        model.head.packed = Packed(table, model.head.bias, keep=keep)
+
+
+def _applied(x: Tensor) -> Tensor:
+    return x

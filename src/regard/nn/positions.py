@@ -8,6 +8,7 @@ left, packed documents and a cache need nothing special.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -35,6 +36,35 @@ def sinusoid(length: int, d: int, base: float = 10000.0, layout: str = "interlea
     return table.float()
 
 
+def sinusoid_2d(
+    side: int, d: int, base: float = 10000.0, layout: str = "interleaved", ahead: int = 0
+) -> Float[Tensor, "T d"]:
+    """The places of a square, row by row: half of each vector is the sinusoid of its row, half that of its column. The
+    ``ahead`` vectors before them are zeros.
+
+    >>> sinusoid_2d(2, 4, ahead=1)[:3]
+    tensor([[0.0000, 0.0000, 0.0000, 0.0000],
+            [0.0000, 1.0000, 0.0000, 1.0000],
+            [0.0000, 1.0000, 0.8415, 0.5403]])
+    """
+    line = sinusoid(side, d // 2, base, layout)
+    rows, cols = line[:, None].expand(-1, side, -1), line[None].expand(side, -1, -1)
+    return torch.cat([line.new_zeros(ahead, d), torch.cat([rows, cols], -1).flatten(0, 1)])
+
+
+def resampled(weight: Float[Tensor, "P d"], side: int, ahead: int = 0) -> Float[Tensor, "Q d"]:
+    """Learned positions of a square, for one with another ``side``: between them lies a bicubic surface (Dosovitskiy
+    2020, when an image has another size). The ``ahead`` vectors before them stay.
+
+    >>> resampled(torch.tensor([[7.0], [1.0], [1.0], [1.0], [1.0]]), side=1, ahead=1).tolist()
+    [[7.0], [1.0]]
+    """
+    first, grid = weight[:ahead], weight[ahead:]
+    square = grid.T.reshape(1, weight.shape[1], math.isqrt(len(grid)), -1)
+    made = nn.functional.interpolate(square.float(), (side, side), mode="bicubic", align_corners=False)
+    return torch.cat([first, made[0].flatten(1).T.to(weight.dtype)])
+
+
 def _angles(length: int, d: int, base: float) -> Float[Tensor, "T half"]:
     # On the CPU whatever the device context: a model built on the meta device keeps its real table.
     position = torch.arange(length, dtype=torch.float64, device="cpu")
@@ -43,11 +73,11 @@ def _angles(length: int, d: int, base: float) -> Float[Tensor, "T half"]:
 
 
 class Sinusoidal(nn.Module):
-    """A fixed table of sines, looked up by position."""
+    """A fixed table of sines, looked up by position: ``make`` computes it."""
 
-    def __init__(self, length: int, d: int, base: float, layout: str):
+    def __init__(self, make: Callable[[], Tensor]):
         super().__init__()
-        self.make = partial(sinusoid, length, d, base, layout)
+        self.make = make
         self.register_buffer("table", self.make(), persistent=False)
         self.table: Tensor
 
@@ -136,10 +166,16 @@ def alibi_slopes(n_heads: int) -> Float[Tensor, " H"]:
     return torch.tensor(slopes + between, device="cpu")
 
 
-def joined_positions(config: Positions, length: int, d_model: int) -> Sinusoidal | Learned | None:
-    """The positions that join the input, added or concatenated; None for the kinds that don't."""
+def joined_positions(
+    config: Positions, length: int, d_model: int, side: int | None = None
+) -> Sinusoidal | Learned | None:
+    """The positions that join the input, added or concatenated; None for the kinds that don't. ``side`` is that of an
+    image's square of them."""
     d = config.d_position if config.join == "concat" else d_model
     assert d is not None
+    if config.kind == "sinusoidal" and config.axes == 2:
+        assert side is not None
+        return Sinusoidal(partial(sinusoid_2d, side, d, config.base, config.layout, ahead=length - side**2))
     if config.kind == "sinusoidal":
-        return Sinusoidal(length, d, config.base, config.layout)
+        return Sinusoidal(partial(sinusoid, length, d, config.base, config.layout))
     return Learned(length, d) if config.kind == "learned" else None

@@ -41,7 +41,8 @@ class Tower(nn.Module):
         self.config = config
         d_head, _ = config.head_widths
         self.embed = make_embed(config.input, config.d_input) if own_embed else None
-        self.positions = joined_positions(config.positions, config.n_positions, config.d_model)
+        side = getattr(config.input, "side", None)
+        self.positions = joined_positions(config.positions, config.n_positions, config.d_model, side)
         self.rotary = None
         if config.positions.kind == "rotary":
             self.rotary = Rotary(config.n_positions, d_head, config.positions.base, config.positions.layout)
