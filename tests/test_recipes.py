@@ -15,7 +15,7 @@ from regard.train.tune import opened_to_tune
 from regard.train.watch import Watch
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
-SMALL = {"d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 128}
+SMALL = {"d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 128, "n_kv_heads": None}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -31,27 +31,33 @@ def test_parses_and_says_what_it_claims(path):
 def test_overfits_ten_examples(path, tmp_path):
     """The recipe's own model (made small where it is large) and way of training, on ten examples made here."""
     recipe = recipes.read(path)
-    task = recipe.data.task
+    task = recipe.data.task if recipe.data.images is None else "images"
     data = recipe.data.replace(
+        images=recipe.data.images and recipe.data.images.replace(names=()),
         train=recipes.Files(**{k: (v,) for k, v in toy.write(tmp_path, task, 10, 1, "train").items()}),
         valid=recipes.Files(),
         hold_out=0.0,
         columns=tuple(toy.COLUMNS.get(task, ())),
         tokenizer=recipe.data.tokenizer.replace(kind="characters"),
     )
-    steps = 600 if task == "generate" else 300
+    steps = 600 if task in ("generate", "fill") else 300
     settings = recipe.train.replace(
         steps=steps, warmup=20, lr=3e-3, batch_tokens=1024, smoothing=0.0, weight_decay=0.0, word_dropout=0.0, bpe_dropout=0.0, r_drop=0.0, bleu=0,
         log_every=steps // 10, valid_every=steps, checkpoint_every=steps, compile=False, precision="float32",
         row_tokens=64 if task in ("generate", "fill") else 256 if recipe.train.packed else None,
     )  # fmt: skip
+    if task == "images":  # as they are
+        settings = settings.replace(
+            **dict.fromkeys(("crop", "flip", "randaugment", "mixup", "cutmix", "erase", "ema"), 0.0)
+        )
     if recipe.needs_model:
         begin = _a_model_to_begin_with(tmp_path / "base", task)
         recipe = recipes.completed(recipe, begin.config)
         tokenizers = tune.tokenizers(begin)
     else:
         begin = tokenizers = None
-    config = begin.config if begin else recipes.model_config(recipe.model, vocab_size=300, n_labels=2)
+    counts = {"vocab_size": 300, "n_labels": 2, "images": data.images}
+    config = begin.config if begin else recipes.model_config(recipe.model, **counts)
     small = {}
     for name in ("encoder", "decoder"):
         tower = getattr(config, name)
@@ -62,7 +68,8 @@ def test_overfits_ten_examples(path, tmp_path):
     prepared = prepare(recipe.data, tmp_path / "data", tokenizers=tokenizers)
     run = train(recipe, prepared.path, tmp_path / "run", device="cpu", begin_from=begin, watch=Watch(quiet=True))
     losses = [line["loss"] for line in run.lines() if line["kind"] == "train"]
-    assert losses[-1] < 0.1 * losses[0], losses
+    # Other letters are masked in every step, and not all of them can be told; how often each occurs alone gives 0.7.
+    assert losses[-1] < (0.4 if task == "fill" else 0.1) * losses[0], losses
 
 
 def _a_model_to_begin_with(folder, task):
