@@ -188,7 +188,7 @@ def run_command(*arguments, **options):
 
 def test_the_command(path):
     lines = run_command(path, "train.lr=0.5").stdout.splitlines()
-    assert lines[0] == "[data]  Where the text comes from."
+    assert lines[0] == "[data]  Where text or images come from."
     (line,) = (line for line in lines if line.startswith("  lr "))
     assert " ".join(line.split()) == "lr 0.5 command line Highest learning rate."
     values = json.loads(run_command(path, "train.lr=0.5", "--json").stdout)["values"]

@@ -5,7 +5,9 @@ import os
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from regard import recipe
 from regard.data.prepare import prepare
@@ -56,6 +58,8 @@ def write(folder: Path, task: str, n: int, seed: int, name: str) -> dict:
         source.write_text("".join(f"{t}\n" for t in texts), encoding="utf-8")
         target.write_text("".join(f"{backwards(t)}\n" for t in texts), encoding="utf-8")
         return {"source": str(source), "target": str(target)}
+    if task == "images":
+        return {"files": str(images(folder / name, n, seed))}
     if task in ("generate", "fill"):
         file = folder / f"{name}.txt"
         file.write_text("".join(f"{t}\n" for t in texts), encoding="utf-8")
@@ -76,6 +80,19 @@ def write(folder: Path, task: str, n: int, seed: int, name: str) -> dict:
     return {"files": str(file)}
 
 
+def images(folder: Path, n: int, seed: int, size: int = 15) -> Path:
+    """A folder of images that are bright above, below or nowhere, in a folder each."""
+    draw = np.random.default_rng(seed)
+    for i in range(n):
+        label = ("above", "below", "nowhere")[i % 3]
+        pixels = draw.integers(0, 128, (size, size, 3), np.uint8)
+        half = {"above": slice(0, size // 2), "below": slice(size // 2, size), "nowhere": slice(0, 0)}[label]
+        pixels[half] += 100
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / label / f"{i:04}.png", compress_level=0)
+    return folder
+
+
 COLUMNS = {"classify": ["1", "2"], "tag": ["1", "2"], "prefer": ["1", "2", "3"]}
 MODELS = {
     "translate": {"preset": "tiny_encoder_decoder"},
@@ -83,13 +100,16 @@ MODELS = {
     "fill": {"preset": "tiny_encoder"},
     "classify": {"preset": "tiny_encoder", "head": {"kind": "pooled"}},
     "tag": {"preset": "tiny_tagger"},
+    "images": {"preset": "tiny_vit"},
 }
 
 
 def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = None, **train) -> recipe.Recipe:
     """A recipe on raw files that are written first."""
+    over_images = {"images": {"size": 15}} if task == "images" else {}
     data = {
-        "task": task,
+        "task": "classify" if over_images else task,
+        **over_images,
         "train": write(folder, task, n, 1, "train"),
         "valid": write(folder, task, 31, 2, "valid"),
         "columns": COLUMNS.get(task, []),
@@ -98,14 +118,27 @@ def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = N
     }
     settings = {
         "steps": 20, "batch_tokens": 256, "lr": 0.01, "warmup": 5, "valid_every": 10, "checkpoint_every": 5,
-        "log_every": 1, **train,
+        "log_every": 1, **(CHANGED if over_images else {}), **train,
     }  # fmt: skip
     longer = {name: {"max_len": 97} for name in ("encoder", "decoder") if task == "translate" or name in _TOWER[task]}
+    if over_images:
+        longer = {"encoder": {}}
     table = {"data": data, "model": model or {**MODELS[task], **longer}, "train": settings}
     return from_dict(recipe.Recipe, table)
 
 
-_TOWER = {"translate": "", "generate": "decoder", "fill": "encoder", "classify": "encoder", "tag": "encoder"}
+# Everything that can be done to images: whatever is true of batches, parts and resumed runs is true with it.
+CHANGED = {
+    "batch_images": 13, "crop": 0.5, "flip": 0.5, "randaugment": 5, "mixup": 0.2, "cutmix": 1.0, "erase": 0.25,
+}  # fmt: skip
+_TOWER = {
+    "translate": "",
+    "generate": "decoder",
+    "fill": "encoder",
+    "classify": "encoder",
+    "tag": "encoder",
+    "images": "",
+}
 
 
 @contextlib.contextmanager

@@ -73,8 +73,13 @@ class Patches(Node):
     """Add a bias where a patch is projected."""
 
     @property
+    def side(self) -> int:
+        """Patches of a row, and of a column."""
+        return self.image_size // self.patch_size
+
+    @property
     def n_positions(self) -> int:
-        return (self.image_size // self.patch_size) ** 2 + self.class_token + self.registers
+        return self.side**2 + self.class_token + self.registers
 
     def problems(self) -> Iterator[str]:
         yield from at_least(self, 1, "image_size", "patch_size", "channels")
@@ -96,8 +101,13 @@ class Grid(Node):
     """Width of each stage of the CNN."""
 
     @property
+    def side(self) -> int:
+        """Cells of a row, and of a column."""
+        return self.image_size // 2 ** len(self.widths)
+
+    @property
     def n_positions(self) -> int:
-        return (self.image_size // 2 ** len(self.widths)) ** 2
+        return self.side**2
 
     def problems(self) -> Iterator[str]:
         yield from at_least(self, 1, "image_size", "channels")
@@ -138,6 +148,9 @@ class Positions(Node):
     """For sinusoidal and rotary: the longest wavelength is this times 2 pi."""
     layout: Literal["interleaved", "half"] = "interleaved"
     """For sinusoidal and rotary: pairs stand side by side (as the papers write it) or in two halves (Llama)."""
+    axes: Literal[1, 2] = 1
+    """For sinusoidal: places are counted one after the other, or (2, of images) half of the vector tells the row and
+    half the column; learned vectors before the patches then have none."""
     join: Literal["add", "concat"] = "add"
     """For sinusoidal and learned: added to the input's vectors or put beside them."""
     d_position: int | None = None
@@ -146,6 +159,8 @@ class Positions(Node):
     def problems(self) -> Iterator[str]:
         if self.base <= 1:
             yield f"base ({self.base}) must be above 1; the paper has 10000"
+        if self.axes == 2 and self.kind != "sinusoidal":
+            yield f"axes (2) needs kind 'sinusoidal', not {self.kind!r}"
         if self.join == "concat" and self.d_position is None:
             yield "d_position (None) must say how wide the concatenated positions are"
         if self.join == "concat" and self.kind not in ("sinusoidal", "learned"):
@@ -264,6 +279,13 @@ class Stack(Node):
             yield "max_len (None) must say how many tokens fit"
         if self.positions.join == "concat" and (self.positions.d_position or 0) >= self.d_model:
             yield f"d_position ({self.positions.d_position}) must be below d_model ({self.d_model})"
+        if self.positions.axes == 2:
+            joined = self.positions.join == "concat"
+            name, d = ("d_position", self.positions.d_position or 0) if joined else ("d_model", self.d_model)
+            if not isinstance(self.input, Patches | Grid):
+                yield f"positions.axes (2) needs an image under it, not {self.input.kind}; set axes = 1"
+            elif d % 2:
+                yield f"{name} ({d}) must be even: half of it tells the row, half the column"
         if self.positions.kind == "rotary":
             if self.n_heads > 0 and self.head_widths[0] % 2:
                 yield f"d_head ({self.head_widths[0]}) must be even for rotary positions"

@@ -140,7 +140,8 @@ def _read_tables(table: dict[str, Any]) -> tuple[Data | None, ModelConfig | None
     if run.needs_model:
         return run.data, None, run.train
     labels = 2 if run.data.task in ("classify", "tag") else 0  # how many there are is not known yet; any will do
-    return run.data, model_config(run.model, vocab_size=_vocab_size(run.data.tokenizer), n_labels=labels), run.train
+    counts = {"vocab_size": _vocab_size(run.data.tokenizer), "n_labels": labels, "images": run.data.images}
+    return run.data, model_config(run.model, **counts), run.train
 
 
 def _hidden_problems(table: dict[str, Any], known: list[str]) -> Iterator[str]:
@@ -188,11 +189,20 @@ class _Origin:
     def source(self, key: str, value: Any, default: Any) -> str:
         if self._from_the_data(key):
             return FROM_THE_DATA
+        if key in self._pixels:  # the data's, and what that has is given
+            return self._chosen(self._pixels[key]) or "default"
         chosen = self._chosen(key) or self._through_an_argument(key)
         if chosen:
             return chosen
         preset = self._preset
         return f"preset {preset}" if preset and key.startswith("model.") and value != default else "default"
+
+    @property
+    def _pixels(self) -> dict[str, str]:
+        """The values of a model over images that are those of the data."""
+        sees = self.table.get("data", {}).get("images") is not None
+        where = {"image_size": "data.images.size", "channels": "data.images.channels"}
+        return {f"model.encoder.input.{name}": key for name, key in where.items()} if sees else {}
 
     def of_preset(self) -> Iterator[Value]:
         """The preset's name and its arguments, which are no fields of a model."""

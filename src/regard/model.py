@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.config import InputError, ModelConfig
+from regard.config import InputError, ModelConfig, Tokens
 from regard.data.tokenizer import Tokenizer
 from regard.decode.recorded import Recorder
 from regard.nn import Transformer, skeleton
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from regard.decode.generate import Generation
     from regard.decode.translate import Translation
     from regard.encode.fill import Filled
-    from regard.encode.labels import Classification, Scored, Tagged, Text
+    from regard.encode.labels import Classification, Given, Scored, Tagged
 
 SHIPPED = Path(__file__).parents[2] / "models"
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -56,6 +56,7 @@ class Model:
         ends: Sequence[int] | None = None,
         between: Sequence[int] = (),
         chat_template: str | None = None,
+        images: Mapping[str, Any] | None = None,
         path: Path | None = None,
     ):
         self.net = net.eval()
@@ -72,7 +73,13 @@ class Model:
         self.ends = end if ends is None else [*ends]  # ids of which any ends a text
         self.between = [*between]  # ids after the first of two texts, beside its end
         self.chat_template = chat_template  # Jinja, where it is not in a file beside the model
+        self.images = images  # how images were treated in training: size, channels, mean, std
         self.recorder = Recorder()  # steps of decoding on a GPU
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether it reads or writes text at all."""
+        return self._tokenizer is not None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -120,12 +127,12 @@ class Model:
 
         return fill(self, [texts] if isinstance(texts, str) else texts, top=top)
 
-    def classify(self, texts: Sequence[Text] | str) -> list[Classification] | list[Scored]:
-        """The label of each text, or of each pair of texts, with all probabilities; a model that was trained on numbers
-        gives a number."""
+    def classify(self, given: Sequence[Given] | str) -> list[Classification] | list[Scored]:
+        """The label of each text, of each pair of texts, or of each image, with all probabilities; a model that was
+        trained on numbers gives a number. Images are paths, bytes of a file, images of pillow, or arrays (H, W, 3)."""
         from regard.encode.labels import classify
 
-        return classify(self, [texts] if isinstance(texts, str) else texts)
+        return classify(self, [given] if isinstance(given, str) else given)
 
     def tag(self, sentences: Sequence[Sequence[str] | str] | str) -> list[Tagged]:
         """The tag of each word of sentences: strings, whose words stand between spaces, or lists of words."""
@@ -205,9 +212,10 @@ def _parts(path: Path) -> Parts:
     try:
         facts = json.loads((path / "config.json").read_text(encoding="utf-8"))
         if is_foreign := "model_type" in facts:
-            task = config = longest = None
+            task = config = options = None
         else:
-            task, config, longest = facts["task"], facts["model"], facts["recipe"]["data"].get("max_tokens", 256)
+            task, config = facts["task"], facts["model"]
+            options = {"longest": facts["recipe"]["data"].get("max_tokens", 256), "images": facts.get("images")}
     except OSError:
         raise InputError(f"{path}: not a model of regard (no config.json); train one: regard train RECIPE") from None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -216,10 +224,10 @@ def _parts(path: Path) -> Parts:
         from regard.interop.checkpoint import read_checkpoint
 
         return read_checkpoint(path)
-    return _own_parts(path, task, config, longest)
+    return _own_parts(path, task, config, options)
 
 
-def _own_parts(folder: Path, task: Any, config: Any, longest: Any) -> Parts:
+def _own_parts(folder: Path, task: Any, config: Any, options: Any) -> Parts:
     """Of a run directory."""
     if not (folder / "model.safetensors").exists():
         raise InputError(f"{folder}: has no model.safetensors yet; it is written at the first validation")
@@ -230,9 +238,13 @@ def _own_parts(folder: Path, task: Any, config: Any, longest: Any) -> Parts:
     except RuntimeError as error:
         problem = " ".join(str(error).split())
         raise InputError(f"{folder / 'model.safetensors'}: does not fit its config.json ({problem[:200]})") from None
+    reads_text = any(
+        isinstance(t.input, Tokens) for t in (net.config.encoder, net.config.decoder, net.config.text) if t
+    )
     own = folder / "source.tokenizer.json"
-    tokenizer, source = Tokenizer.load(folder / "tokenizer.json"), Tokenizer.load(own) if own.exists() else None
-    return Parts(net, task, tokenizer, source, {"longest": longest, "labels": _labels(folder)})
+    tokenizer = Tokenizer.load(folder / "tokenizer.json") if reads_text else None
+    source = Tokenizer.load(own) if own.exists() else None
+    return Parts(net, task, tokenizer, source, {**options, "labels": _labels(folder)})
 
 
 def _check_tokenizers(path: Path, parts: Parts) -> None:

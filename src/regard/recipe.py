@@ -1,4 +1,4 @@
-"""What a run is, as data: where the text comes from, which model, how it is trained.
+"""What a run is, as data: where text or images come from, which model, how it is trained.
 
 A recipe is a TOML file of three tables. Everything but ``task``, the files and ``steps`` has a default::
 
@@ -31,10 +31,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regard import presets
-from regard.config import Labels, ModelConfig, Pooled, Recurrent, Stack, Vocabulary
+from regard.config import Grid, Labels, ModelConfig, Patches, Pooled, Recurrent, Stack, Vocabulary
 from regard.schema import ConfigError, Node, at_least, fractions, from_dict, merge, read_json, read_toml
 
 Task = Literal["translate", "generate", "fill", "classify", "tag", "prefer"]
+OVER_IMAGES: tuple[Task, ...] = ("classify",)  # what can be learned from images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class Files(Node):
 
     files: tuple[str, ...] = ()
     """Files with all columns in them (tsv, csv, jsonl, parquet, conll), or plain text (files, folders). Beside source
-    and target they are read after those."""
+    and target they are read after those. Of images: folders with a folder for each label, tables, or idx files."""
     source: tuple[str, ...] = ()
     """For parallel text in two files: the side that is read, a line a sentence."""
     target: tuple[str, ...] = ()
@@ -82,12 +83,37 @@ class Tokenizer(Node):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Images(Node):
+    """How images become pixels. They lie in a folder for each label; or a table (tsv, csv, jsonl, parquet) has their
+    paths, relative to itself, or in parquet their bytes; or they are MNIST's idx files, with the labels beside them."""
+
+    size: int
+    """Pixels of a side: the short side of each image is made this long (bicubic, antialiased), and the middle of the
+    long one cut out."""
+    channels: Literal[3, 1] = 3
+    """3 in colour, 1 in grey."""
+    max_broken: float = 0.01
+    """Images that cannot be read are named and left out, up to this share of them; beyond, nothing is prepared."""
+    names: tuple[str, ...] = ()
+    """For labels that are numbers from 0 on, as in idx files: the name of each."""
+
+    def problems(self) -> Iterator[str]:
+        yield from at_least(self, 1, "size")
+        if not 0 <= self.max_broken <= 1:
+            yield f"max_broken ({self.max_broken}) must be from 0 to 1"
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            yield f"names ({', '.join(self.names)}): {twice!r} is there twice; each label needs its own"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Data(Node):
     """From raw files to a data directory."""
 
     task: Task
     """translate (text to text), generate (next token), fill (masked tokens; of a recurrent model: the next and the one
-    before), classify (a label a text), tag (a label a word), prefer (of two answers to a prompt, the better one)."""
+    before), classify (a label a text, or an image), tag (a label a word), prefer (of two answers to a prompt, the
+    better one)."""
     train: Files
     """The files to learn from."""
     valid: Files = Files()
@@ -96,8 +122,8 @@ class Data(Node):
     """Without valid files: the last share of the training data is held out for validation."""
     columns: tuple[str, ...] = ()
     """Names of the columns, or their numbers from 1 where there is no header: source, target; text, label; text, second
-    text, label; word, tag; text; prompt, chosen, rejected. Left out: the first ones, of files without a header (conll:
-    the first and the last)."""
+    text, label; image, label; word, tag; text; prompt, chosen, rejected. Left out: the first ones, of files without a
+    header (conll: the first and the last)."""
     labels: Literal["names", "numbers"] = "names"
     """For classify: a label is one of several names, or a number that is to be met as closely as possible."""
     documents: Literal["file", "paragraph", "line"] = "file"
@@ -108,6 +134,8 @@ class Data(Node):
     """For translate: pairs whose lengths differ by more than this factor are dropped, and counted."""
     tokenizer: Tokenizer = Tokenizer()
     """How text becomes ids."""
+    images: Images | None = None
+    """How images become pixels, for a task over images: classify. Left out: it is over text."""
 
     def problems(self) -> Iterator[str]:
         if self.train.empty:
@@ -119,6 +147,11 @@ class Data(Node):
         if self.columns and len(self.columns) not in needed:
             wanted = " or ".join(map(str, needed))
             yield f"columns ({', '.join(self.columns)}): {self.task} needs {wanted}, not {len(self.columns)}"
+        if self.images is not None:
+            if self.task not in OVER_IMAGES:
+                yield f"images: goes with task {' or '.join(map(repr, OVER_IMAGES))}, not {self.task!r}; leave it out"
+            elif len(self.columns) == 3:
+                yield f"columns ({', '.join(self.columns)}): of images there are two, image and label"
         if "0" in self.columns:
             yield "columns (0) are counted from 1"
         if self.labels == "numbers" and self.task != "classify":
@@ -138,7 +171,10 @@ class Train(Node):
     steps: int
     """Updates of the weights."""
     batch_tokens: int = 4_096
-    """Tokens of one update, padding included, on the longer side, over all micro-batches and processes together."""
+    """Tokens of one update, padding included, on the longer side, over all micro-batches and processes together. For
+    text; a batch of images is batch_images large."""
+    batch_images: int | None = None
+    """Images of one update, over all micro-batches and processes together. Left out: 128."""
     micro_batches: int = 1
     """One update's batch is worked on in so many parts, to save memory; the result is the same."""
     packed: bool | None = None
@@ -189,6 +225,21 @@ class Train(Node):
     bpe_dropout: float = 0.0
     """For translate: share of the subwords that fall apart into the two they were merged from, and those again, anew in
     every epoch and on both sides (after BPE-dropout, Provilkov et al. 2020)."""
+    crop: float = 0.0
+    """For images, as all up to erase: one is cut out anew in every epoch, from this share of the area up to all of it,
+    its sides 3:4 to 4:3, and made as large as before (Szegedy et al. 2015). 0 cuts none."""
+    flip: float = 0.0
+    """Share of the images whose left and right are swapped: 0.5 where that changes no label."""
+    randaugment: float = 0.0
+    """Two changes to each image, out of 14 of geometry and colour, this strong, from 0 to 10 (RandAugment, Cubuk et al.
+    2020)."""
+    mixup: float = 0.0
+    """Each image is laid over another, and its label shared with it, by a share drawn from Beta(mixup, mixup) (Zhang et
+    al. 2018). With cutmix each image has one of the two."""
+    cutmix: float = 0.0
+    """A box of each image is another's, and its label shared by area, from Beta(cutmix, cutmix) (Yun et al. 2019)."""
+    erase: float = 0.0
+    """Share of the images of which a box, 2 % to a third of the area, becomes the mean colour (Zhong et al. 2020)."""
     mask_share: float = 0.15
     """For fill: share of the tokens to be guessed; 80 % become the mask, 10 % another token, 10 % stay (BERT)."""
     beta: float = 0.1
@@ -220,12 +271,14 @@ class Train(Node):
     """Updates in a row whose loss is not finite are skipped up to here; then training stops."""
 
     def problems(self) -> Iterator[str]:
-        names = ("steps", "batch_tokens", "micro_batches", "row_tokens", "valid_every", "checkpoint_every", "keep")
-        yield from at_least(self, 1, *names, "log_every", "max_skipped")
+        names = ("steps", "batch_tokens", "batch_images", "micro_batches", "row_tokens", "valid_every")
+        yield from at_least(self, 1, *names, "checkpoint_every", "keep", "log_every", "max_skipped")
         names = ("warmup", "lr", "weight_decay", "clip", "r_drop", "average", "bleu", "patience", "seed", "train_last")
-        yield from at_least(self, 0, *names, "lora")
+        yield from at_least(self, 0, *names, "lora", "randaugment", "mixup", "cutmix")
         yield from fractions(self, "smoothing", "word_dropout", "bpe_dropout", "mask_share", "ema")
-        for name in ("cooldown", "final_lr"):
+        if self.randaugment > 10:
+            yield f"randaugment ({self.randaugment}) must be at most 10"
+        for name in ("cooldown", "final_lr", "crop", "flip", "erase"):
             if not 0 <= getattr(self, name) <= 1:
                 yield f"{name} ({getattr(self, name)}) must be from 0 to 1"
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
@@ -246,7 +299,7 @@ class Recipe(Node):
     """A whole run. ``model`` stays a table until the data says how many tokens and labels there are."""
 
     data: Data
-    """Where the text comes from."""
+    """Where text or images come from."""
     model: dict[str, Any] = field(default_factory=dict)
     """Which model: a preset with changes, or every value; with --from, what is to be other than there."""
     train: Train
@@ -264,7 +317,7 @@ class Recipe(Node):
             return  # once it is complete, it is read again
         try:
             # The counts are not known yet; any will do to find what is wrong beside them.
-            config = model_config(self.model, vocab_size=1, n_labels=2)
+            config = model_config(self.model, vocab_size=1, n_labels=2, images=self.data.images)
         except ConfigError as error:
             yield from (f"model: {problem}" for problem in error.problems)
             return
@@ -273,6 +326,14 @@ class Recipe(Node):
             yield (
                 f"model ({config.shape}, head {config.head.kind}) does not fit task {self.data.task!r}, which needs"
                 f" {shape} with a {head.kind} head"
+            )
+        sees = config.encoder is not None and isinstance(config.encoder.input, Patches | Grid)
+        if sees != (self.data.images is not None):
+            reads = (config.encoder or config.last).input.kind
+            yield (
+                f"data.images: missing; the model reads {reads}: give images = {{ size = 224 }}"
+                if sees
+                else f"data.images: the model reads {reads}; leave it out, or name a model over patches or a grid"
             )
         if self.data.task == "fill" and isinstance(config.encoder, Recurrent) and not config.encoder.bidirectional:
             yield "model.encoder.bidirectional (false) must be true for task 'fill': it is read from both sides"
@@ -285,14 +346,22 @@ class Recipe(Node):
 
     def _task_problems(self) -> Iterator[str]:
         task, train = self.data.task, self.train
+        over_images = self.data.images is not None
+        for name in IMAGE_OPTIONS if not over_images else ("word_dropout", "row_tokens", "packed"):
+            if getattr(train, name):
+                wrong, right = ("images", "text") if over_images else (task, "images")
+                yield f"train.{name} ({getattr(train, name)}): goes with {right}; for {wrong} leave it out"
         if train.bleu and task != "translate":
             yield f"train.bleu ({train.bleu}): only translations have a BLEU; for {task} leave it out"
         if task == "prefer" or self.data.labels == "numbers":
             what = "task 'prefer'" if task == "prefer" else "labels that are numbers"
-            for name in ("smoothing", "r_drop", *(["word_dropout"] if task == "prefer" else [])):
+            more = ["word_dropout"] if task == "prefer" else ["mixup", "cutmix"]
+            for name in ("smoothing", "r_drop", *more):
                 if getattr(train, name):
                     yield f"train.{name} ({getattr(train, name)}) does not go with {what}; leave it out"
 
+
+IMAGE_OPTIONS = ("batch_images", "crop", "flip", "randaugment", "mixup", "cutmix", "erase")  # of Train
 
 FITS: dict[str, tuple[str, type[Vocabulary | Labels | Pooled]]] = {
     "translate": ("encoder-decoder", Vocabulary),
@@ -322,6 +391,9 @@ def completed(recipe: Recipe, given: ModelConfig) -> Recipe:
         plain = (Vocabulary(), Labels(n_labels=1, dropout=0.1), Pooled(pool=pool, dropout=0.1))
         model["head"] = next(new for new in plain if isinstance(new, head)).to_dict()
     model["head"].pop("n_labels", None)  # the data says how many
+    if recipe.data.images is not None and given.encoder is not None:
+        for name in ("image_size", "channels"):  # and how large; the positions of another size are made to fit
+            model["encoder"]["input"].pop(name, None)
     if recipe.data.task != "fill":
         model["pair_head"] = None
     whole = merge(model, recipe.model)
@@ -329,16 +401,26 @@ def completed(recipe: Recipe, given: ModelConfig) -> Recipe:
 
 
 def model_config(
-    table: dict[str, Any], *, vocab_size: int, source_vocab_size: int | None = None, n_labels: int = 0
+    table: dict[str, Any],
+    *,
+    vocab_size: int,
+    source_vocab_size: int | None = None,
+    n_labels: int = 0,
+    images: Images | None = None,
 ) -> ModelConfig:
-    """The model of a ``[model]`` table, with what only the data knows: how many tokens and labels there are.
+    """The model of a ``[model]`` table, with what only the data knows: how many tokens and labels there are, and how
+    large images are.
 
     >>> model_config({"preset": "gpt2"}, vocab_size=101).decoder.input.vocab_size
     101
+    >>> model_config({"preset": "vit_b16"}, vocab_size=0, images=Images(size=32)).encoder.n_positions
+    5
     """
     sizes = {"encoder": source_vocab_size or vocab_size, "decoder": vocab_size}
     if isinstance(table, dict):
         table = _without_gaps(table, sizes, n_labels)
+        if images is not None:
+            table = _with_pixels(table, images)
     plain = presets.resolve(table).to_dict()
     for name, size in sizes.items():
         tower = plain[name]
@@ -353,6 +435,26 @@ def model_config(
             raise ConfigError([f"head.n_labels ({given}) must be the data's, {n_labels}; leave it out"])
         plain["head"]["n_labels"] = n_labels
     return ModelConfig.from_dict(plain)
+
+
+def _with_pixels(table: dict[str, Any], images: Images) -> dict[str, Any]:
+    """The table with the size and the colours of the data's images; other ones are refused."""
+    own = table.get("encoder", {}).get("input", {}) if isinstance(table.get("encoder", {}), dict) else {}
+    given = {**({"image_size": table["image_size"]} if "image_size" in table else {}), **own}
+    told = {"image_size": images.size, "channels": images.channels}
+    wrong = [
+        f"encoder.input.{name} ({given[name]}) must be the data's, {value}; leave it out"
+        for name, value in told.items()
+        if given.get(name, value) != value
+    ]
+    if wrong:
+        raise ConfigError(wrong)
+    base = presets.preset(table["preset"]).encoder if "preset" in table else None
+    kind = own.get("kind", base and base.input.kind)
+    if kind not in ("patches", "grid"):
+        return table
+    encoder = {**table.get("encoder", {}), "input": {"kind": kind, **own, **told}}
+    return {**{k: v for k, v in table.items() if k != "image_size"}, "encoder": encoder}
 
 
 def _without_gaps(table: dict[str, Any], sizes: dict[str, int], n_labels: int) -> dict[str, Any]:

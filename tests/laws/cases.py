@@ -52,6 +52,11 @@ VARIANTS = {
     "patches, registers": presets.tiny_vit(input=Patches(image_size=15, patch_size=3, registers=2)).replace(
         head=Pooled(n_labels=5, dense=True, activation="relu")
     ),
+    "patches, sinusoidal rows and columns": presets.tiny_vit(
+        input=Patches(image_size=15, patch_size=3, registers=1),
+        positions=Positions(kind="sinusoidal", axes=2),
+        d_model=24,
+    ),
     "gru without attention": presets.tiny_bahdanau(score=None),
     "gru, dot": presets.tiny_bahdanau(score="dot"),
     "gru, scaled dot": presets.tiny_bahdanau(score="scaled_dot"),

@@ -16,11 +16,12 @@ from train.processes import main as processes_main
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
+@pytest.fixture(scope="module", params=["translate"])
+def work(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("processes")
+    how = {"bleu": 3} if request.param == "translate" else {"lr": 0.001}  # more would make rounding count
     recipe, data = toy.prepared(
-        folder, "translate", steps=10, checkpoint_every=5, valid_every=5, micro_batches=2, ema=0.5, bleu=3
+        folder, request.param, steps=10, checkpoint_every=5, valid_every=5, micro_batches=2, ema=0.5, **how
     )
     (folder / "recipe.json").write_text(recipe.to_json())
     run(folder, data, "one", 1)
@@ -50,7 +51,9 @@ def assert_same(one, other):
     assert {n: w.shape for n, w in mine.items()} == {n: w.shape for n, w in theirs.items()}
 
 
-@pytest.mark.parametrize("how", ["copy", "shard"])
+@pytest.mark.parametrize(
+    ("work", "how"), [("translate", "copy"), ("translate", "shard"), ("images", "copy")], indirect=["work"]
+)
 def test_two_processes_are_one(work, how):
     folder, data = work
     assert_same(Run(folder / "one"), run(folder, data, f"two-{how}", 2, how))

@@ -22,7 +22,9 @@ def evaluate(
     beam: Beam = None,
     length_penalty: LengthPenalty = None,
     penalty: Penalty = None,
-    file: Annotated[str | None, typer.Option(help="Of a model that classifies or tags: a labelled file.")] = None,
+    file: Annotated[
+        str | None, typer.Option(help="Of a model that classifies or tags: a labelled file, or images.")
+    ] = None,
     columns: Annotated[str | None, typer.Option(help="Its columns, by name or number.  [default: as trained]")] = None,
     shots: Annotated[
         str | None, typer.Option(help="With --file and a language model: examples it is shown, or several numbers.")

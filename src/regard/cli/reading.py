@@ -1,4 +1,4 @@
-"""What a model reads out of text: fill, classify, tag, embed."""
+"""What a model reads out of texts or images: fill, classify, tag, embed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def fill(
 @app.command()
 def classify(
     model: ModelName,
-    texts: Annotated[list[str] | None, typer.Argument(help="What to classify.", show_default=False)] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="Texts to classify, or files of images.", show_default=False)
+    ] = None,
     file: Lines = None,
     pairs: Annotated[bool, typer.Option("--pairs", help="Each text is two, with a tab between them.")] = False,
     shots: Annotated[int | None, typer.Option(help="With a language model: so many examples are shown to it.")] = None,
@@ -65,9 +67,10 @@ def classify(
     precision: Precision = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say of each text which label it has, and how sure that is.
+    """Say of each text or image which label it has, and how sure that is.
 
     regard classify MODEL "A film that is over before it is over."
+    regard classify MODEL photo.jpg
     """
     prompted = given(examples=examples, columns=columns, labels=labels, template=template, seed=seed)
     if shots is None and prompted:
@@ -82,12 +85,13 @@ def classify(
         loaded = load(model, device, precision, "generate")
         answer = prompter(loaded, shots, **prompted)
     alone = bool(texts) and len(texts or ()) == 1
+    what = "text" if loaded.images is None else "image"
     for group in _groups(lines):
         some: list[Any] = [_pair(text) for text in group] if pairs else group
         answers = list(zip(group, answer(some), strict=True))
         if as_json:
             for text, found in answers:
-                _line({"text": text.split("\t") if pairs else text, **found.to_dict()})
+                _line({what: text.split("\t") if pairs else text, **found.to_dict()})
         elif _terminal():
             _show_classified(answers, alone)
         else:

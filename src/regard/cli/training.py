@@ -241,7 +241,6 @@ def plan(
     run = explain.read(model, changes or ())
     if run.model is None:
         raise InputError(f"{model}: has the model of train --from; say which that is: model.preset=bert_base")
-    if tokens is None and run.train is not None and run.given("train.steps"):
-        tokens = float(run.train.steps * run.train.batch_tokens)
+    steps = run.train is not None and run.given("train.steps")
     options = given(gpu_memory=None if gpu_memory is None else gpu_memory * 1e9, tokens=tokens, flops=flops)
-    show(plan_run(run.model, run.train, run.data, gpus=gpus, **options), as_json)
+    show(plan_run(run.model, run.train, run.data, gpus=gpus, steps=steps, **options), as_json)

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.data.augment import Treatment, treated
 from regard.data.store import DataDir
 from regard.nn.masks import Layout
 from regard.recipe import Train
@@ -28,9 +29,10 @@ class Batch(NamedTuple):
     ``at`` names the positions that are scored, in the flattened batch, where they are few (masked tokens, answers).
     Of preferences the first half of the rows has the chosen answers, the second the rejected ones; ``reference`` is how
     much likelier each chosen one was to the model that training began with, as a difference of logarithms.
+    Images travel as bytes, with what is to be done to them in ``treatment``: :meth:`ready` does it.
     """
 
-    inputs: Int[Tensor, "B S"]
+    inputs: Int[Tensor, "B S"] | UInt8[Tensor, "B H W C"] | Float[Tensor, "B C H W"]
     layout: Layout
     wanted: Int[Tensor, "..."] | Float[Tensor, " B"]
     target: Int[Tensor, "B T"] | None = None
@@ -39,6 +41,21 @@ class Batch(NamedTuple):
     at: Int[Tensor, " N"] | None = None
     pair: Int[Tensor, " B"] | None = None
     reference: Float[Tensor, " N"] | None = None
+    treatment: Treatment | None = None
+    second: Int[Tensor, " B"] | None = None
+    """Another label, where images are mixed."""
+    share: Float[Tensor, " B"] | None = None
+    """Of the first label, beside that."""
+
+    def ready(self, dtype: torch.dtype) -> Batch:
+        """The same with images as a model reads them, changed as it was drawn for them, and the labels that they then
+        have."""
+        how = self.treatment
+        if how is None:
+            return self
+        return self._replace(
+            inputs=treated(self.inputs, how).to(dtype), treatment=None, second=how.second, share=how.share
+        )
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device; where it is pinned, the host does not wait for the copy."""
@@ -52,7 +69,7 @@ class Batch(NamedTuple):
         """Every tensor by its name, to write them to a file."""
         found: dict[str, Tensor] = {}
         for name, value in self._asdict().items():
-            if isinstance(value, Layout):
+            if isinstance(value, Layout | Treatment):
                 found |= {f"{name}.{n}": v for n, v in value._asdict().items() if isinstance(v, Tensor)}
             elif isinstance(value, Tensor):
                 found[name] = value
@@ -69,7 +86,7 @@ def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 class Size(NamedTuple):
     """How large one update is, known before it runs: predictions asked for, tokens on the side that is written (or the
-    only one), and over both sides what is real and what there is with padding."""
+    only one) or images, and over both sides what is real and what there is with padding."""
 
     wanted: int
     tokens: int
@@ -80,10 +97,13 @@ class Size(NamedTuple):
 class Batches(ABC):
     """One split as batches. ``len()`` is the number of batches an epoch; what it can be asked is the same for all."""
 
+    unit = "tokens"  # what Size.tokens counts
+
     def __init__(self, data: DataDir, split: str, train: Train, *, shuffled: bool):
         self.data, self.train, self.shuffled = data, train, shuffled
         self.columns = data.split(split)
-        self.tokenizer, self.source_tokenizer = data.tokenizer, data.source_tokenizer
+        if data.has_text:
+            self.tokenizer, self.source_tokenizer = data.tokenizer, data.source_tokenizer
         self.seed = train.seed if shuffled else 0
         self.reference = np.zeros(0, np.float32)  # for preferences: a number a pair, once somebody has worked it out
 

@@ -5,7 +5,8 @@ Nothing is kept between steps, so that a run resumes from a counter, and any bat
 part of them (:meth:`Batches.part`); parts are micro-batches and processes, and which part an example falls into never
 changes what is drawn for it.
 
-Three ways to lay text out:
+Images are all of one size, and a batch has as many at every step: :mod:`regard.data.pictures`. Three ways to lay text
+out:
 
 - a text a row, padded, rows of like length together (translate, classify, tag, prefer): :mod:`regard.data.bucketed`
 - rows of fixed length, cut from the stream of all documents (generate, fill): :mod:`regard.data.stream`
@@ -25,6 +26,7 @@ from regard.data.batch import Batches as Batches
 from regard.data.batch import Size as Size
 from regard.data.bucketed import Bucketed
 from regard.data.filled import Filled
+from regard.data.pictures import Pictures
 from regard.data.store import DataDir
 from regard.data.stream import Halves, Stream
 from regard.recipe import Train
@@ -32,6 +34,8 @@ from regard.recipe import Train
 
 def make_batches(data: DataDir, split: str, train: Train, model: ModelConfig, *, shuffled: bool = True) -> Batches:
     """A split as batches, as the recipe says: ``train`` shuffled, ``valid`` in order."""
+    if data.images is not None:
+        return Pictures(data, split, train, shuffled=shuffled)
     towers = [t for t in (model.encoder, model.decoder) if t is not None]
     max_len = min([t.max_len for t in towers if isinstance(t, Stack) and t.max_len], default=None)
     streams = data.task in ("generate", "fill")

@@ -1,8 +1,9 @@
-"""Raw files to a data directory: check everything, learn a tokenizer, write ids.
+"""Raw files to a data directory: check everything, learn a tokenizer, write ids and pixels.
 
 The files are gone through three times, as a stream each: to find what is wrong with them and count their characters and
 labels, before anything is worked out; to learn a tokenizer, from an even sample where there is much; and to encode.
-Nothing appears under the directory's name before all of it is there.
+Images are opened in the last of these, on all cores; those that cannot be read are counted and named. Nothing appears
+under the directory's name before all of it is there.
 """
 
 from __future__ import annotations
@@ -14,18 +15,22 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from regard import __version__, recipe
+from regard.data.images import Picture, read_pixels
 from regard.data.readers import Corpus, Row
 from regard.data.store import FORMAT, Column, DataDir, sha256
 from regard.data.tokenizer import SPECIAL, Characters, Packer, Tokenizer
 from regard.schema import InputError, suggest
 
 BATCH = 1 << 20  # characters that are worked on together
+AN_IMAGE = 1 << 12  # as many characters as one image counts
+NAMED = 5  # images that cannot be read, of those that an error or the manifest names
 
 Progress = Callable[[str, int, int, str], None]
 """Told now and then what is being done, how many bytes of the files are read and of how many (0: none are), and a
@@ -73,13 +78,14 @@ def prepare(
         packers = {file: Packer(tokenizer) for file, tokenizer in tokenizers.items()}
         splits: dict[str, Any] = {}
         for split, corpus in corpora.items():
-            writer = Writer(data, partial, split, packers, labels)
-            for batch in _batches(data, corpus, f"encoding {split}", progress, lambda w=writer: f"{w.tokens:,} tokens"):
+            writer = Writer(data, partial, split, packers, labels, survey.n_rows[split])
+            for batch in _batches(data, corpus, f"encoding {split}", progress, writer.note):
                 writer.add(batch)
             if split == "train":
                 for file, packer in packers.items():
                     facts[file]["tokens_per_word"] = round(packer.tokens / max(packer.words, 1), 3)
             splits |= writer.finish()
+        seen = {} if data.images is None else {"images": _colours(partial / "train.image.bin", data.images)}
         manifest = {
             "format": FORMAT,
             "regard": __version__,
@@ -88,6 +94,7 @@ def prepare(
             "splits": splits,
             "labels": labels,
             "tokenizers": facts,
+            **seen,
             "inputs": _hashes([file.path for corpus in corpora.values() for file in corpus.files]),
             "files": {Path(name).name: of for name, of in _hashes(sorted(partial.iterdir())).items()},
         }
@@ -99,7 +106,29 @@ def prepare(
 
 
 def _hashes(paths: list[Path]) -> dict[str, dict[str, Any]]:
-    return {str(path): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths}
+    """Of files; of the images in a folder, the pixels' hash must do."""
+    files = [path for path in paths if path.is_file()]
+    return {str(path): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
+
+
+def _colours(path: Path, images: recipe.Images) -> dict[str, Any]:
+    """How all images are to be treated: their size, and the mean and deviation of each colour (of 1), from a count of
+    every value."""
+    pixels = np.memmap(path, np.uint8, "r").reshape(-1, images.channels)
+    counts = np.zeros((images.channels, 256), np.int64)
+    for start in range(0, len(pixels), 1 << 22):
+        some = pixels[start : start + (1 << 22)]
+        counts += np.stack([np.bincount(some[:, i], minlength=256) for i in range(images.channels)])
+    shares, values = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
+    mean = shares @ values
+    deviation = np.sqrt(np.maximum(shares @ values**2 - mean**2, 0))
+    # Of images that are all of one colour there is no deviation, and nothing to divide by.
+    return {
+        "size": images.size,
+        "channels": images.channels,
+        "mean": [round(float(m), 6) for m in mean],
+        "std": [round(float(d), 6) or 1.0 for d in deviation],
+    }
 
 
 # ---------------------------------------------------------------------------------------
@@ -112,6 +141,8 @@ def text_columns(data: recipe.Data) -> tuple[str, ...]:
     >>> text_columns(recipe.Data(task="translate", train=recipe.Files(files=("a.tsv",))))
     ('source', 'target')
     """
+    if data.images is not None:
+        return ()
     if data.task == "translate":
         return "source", "target"
     if data.task == "prefer":
@@ -150,7 +181,7 @@ def _batches(
         if all(map(str.strip, values)):
             rows.append(row)
             texts.append(values)
-            size += sum(map(len, values))
+            size += sum(map(len, values)) + (AN_IMAGE if data.images is not None else 0)
         else:
             n_empty += 1
         if size > BATCH:
@@ -174,11 +205,13 @@ class Survey:
         self.characters = {file: Characters(data.tokenizer) for file in tokenizer_files(data).values()}
         self.labels: Counter[str] = Counter()
         self.heads: dict[Path, Row] = {}  # the first row of each file
-        self.n_rows = 0
+        self.n_rows: Counter[str] = Counter()  # of each split
 
     def go_through(self, split: str, corpus: Corpus, progress: Progress) -> None:
-        for batch in _batches(self.data, corpus, f"checking {split}", progress, lambda: f"{self.n_rows:,} rows"):
-            self.n_rows += len(batch.rows)
+        for batch in _batches(
+            self.data, corpus, f"checking {split}", progress, lambda: f"{self.n_rows.total():,} rows"
+        ):
+            self.n_rows[split] += len(batch.rows)
             if split == "train":
                 for column, file in tokenizer_files(self.data).items():
                     self.characters[file].add(batch.texts[column])
@@ -266,22 +299,30 @@ def _sample(data: recipe.Data, corpus: Corpus, columns: list[str], every: int, p
 class Writer:
     """The columns of one split, on their way through the filters to disk."""
 
-    def __init__(self, data: recipe.Data, folder: Path, split: str, packers: dict[str, Packer], labels: list[str]):
-        self.data, self.split = data, split
+    def __init__(
+        self, data: recipe.Data, folder: Path, split: str, packers: dict[str, Packer], labels: list[str], n_rows: int
+    ):
+        self.data, self.split, self.n_rows = data, split, n_rows
         self.labels = {label: i for i, label in enumerate(labels)}
         self.packers = {column: packers[file] for column, file in tokenizer_files(data).items()}
         self.columns = {name: Column(folder, split, name, packer.dtype) for name, packer in self.packers.items()}
+        if data.images is not None:
+            shape = (data.images.size, data.images.size, data.images.channels)
+            self.columns["image"] = Column(folder, split, "image", np.dtype("u1"), ragged=False, shape=shape)
         if data.task == "classify":
             number = np.dtype("f4" if data.labels == "numbers" else "i4")
             self.columns["label"] = Column(folder, split, "label", number, ragged=False)
         if data.task == "tag":
             self.columns["tag"] = Column(folder, split, "tag", np.dtype("i2" if len(labels) < 2**15 else "i4"))
         self.dropped: Counter[str] = Counter()
+        self.broken: list[str] = []  # what is wrong with the first images that cannot be read
         self.n_read = 0
 
-    @property
-    def tokens(self) -> int:
-        return sum(self.columns[name].size for name in self.packers)
+    def note(self) -> str:
+        """How far it is."""
+        if self.data.images is not None:
+            return f"{self.n_read:,} of {self.n_rows:,} images"
+        return f"{sum(self.columns[name].size for name in self.packers):,} tokens"
 
     def add(self, batch: Batch) -> None:
         self.n_read += batch.n_empty
@@ -298,11 +339,34 @@ class Writer:
             packed = self._answered(batch.texts)
         else:
             packed = {name: packer(batch.texts[name]) for name, packer in self.packers.items()}
+        if self.data.images is not None:
+            packed["image"] = self._pixels([row.values[0] for row in batch.rows], self.data.images)
         if self.data.task == "classify":
             packed["label"] = [np.array(self._label(row), self.columns["label"].dtype).tobytes() for row in batch.rows]
         keep = self._filter(packed)
         for name, rows in packed.items():
             self.columns[name].add([row for row, kept in zip(rows, keep, strict=True) if kept])
+
+    def _pixels(self, pictures: list[Picture], how: recipe.Images) -> list[bytes]:
+        """Every image opened, cut and resized, on all cores; nothing for one that cannot be read."""
+
+        def read(picture: Picture) -> bytes | InputError:
+            try:
+                return read_pixels(picture.source, how.size, how.channels, picture.name).tobytes()
+            except InputError as error:
+                return error
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            found = list(pool.map(read, pictures))
+        errors = [str(error) for error in found if isinstance(error, InputError)]
+        n = self.dropped["broken"] + len(errors)
+        self.broken += errors[: NAMED - len(self.broken)]
+        if n > how.max_broken * self.n_rows:
+            raise InputError(
+                f"{self.split}: {n:,} of {self.n_rows:,} images cannot be read, more than max_broken"
+                f" ({how.max_broken:g}) of them: {'; '.join(self.broken)}"
+            )
+        return [b"" if isinstance(one, InputError) else one for one in found]
 
     def _label(self, row: Row) -> float:
         label = row.labels[0]
@@ -332,6 +396,10 @@ class Writer:
 
     def _filter(self, packed: dict[str, list[bytes]]) -> list[bool]:
         """Which rows stay, by the lengths of their texts; each that goes is counted once."""
+        if self.data.images is not None:
+            keep = [bool(pixels) for pixels in packed["image"]]
+            self.dropped["broken"] += len(keep) - sum(keep)
+            return keep
         n = np.array([[len(row) // self.packers[name].dtype.itemsize for row in packed[name]] for name in self.packers])
         longest, shortest = n.sum(axis=0) if self.data.task == "classify" else n.max(axis=0), n.min(axis=0)
         if self.data.task == "prefer":
@@ -357,6 +425,7 @@ class Writer:
                 "too long": f"longer than max_tokens ({self.data.max_tokens})",
                 "ratio": f"beyond max_ratio ({self.data.max_ratio})",
                 "alike": "with the same answer twice",
+                "broken": "that cannot be read",
             }
             reasons = [f"{count:,} {why[reason]}" for reason, count in self.dropped.items() if count]
             raise InputError(f"{self.split}: no example is left of {self.n_read:,}: {', '.join(reasons) or 'no rows'}")
@@ -371,6 +440,8 @@ class Writer:
             for split, columns in parts.items()
         }
         facts[self.split] |= {"read": self.n_read, "dropped": dict(self.dropped)}
+        if self.broken:
+            facts[self.split]["broken"] = self.broken
         return facts
 
     def _hold_out(self, n: int) -> dict[str, Column]:

@@ -2,7 +2,7 @@
 
 Nothing here knows ids. A row comes with its file and line, so that whoever finds a fault in it can say where. Files are
 read as a stream, however long; what is wrong with one is an :class:`InputError`. Lines end where ``\\n`` says so, and
-nowhere else. Images will have a reader of their own beside these.
+nowhere else. Images have readers of their own beside these (:mod:`regard.data.image_readers`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _BLANKS = re.compile("[ \t]+")
 class Row(NamedTuple):
     """What a file says in one place: texts, and a label where there is one.
 
-    For documents ``values`` is a part of the text and whether a document begins with it; for tags, words and tags.
+    For documents ``values`` is a part of the text and whether a document begins with it; for tags, words and tags; for
+    images the first is a picture that has not been opened.
     """
 
-    file: File
+    file: Any  # a File, or a folder of images
     line: int
     values: tuple[Any, ...]
 
@@ -55,6 +56,12 @@ class Corpus:
 
     def __init__(self, data: recipe.Data, files: recipe.Files):
         self.data = data
+        if data.images is not None:
+            from regard.data.image_readers import find_albums  # which reads tables as they are read here
+
+            self.albums, self.pairs = find_albums(files.files), []
+            self.files = [album.file for album in self.albums]
+            return
         self.whole, sources, targets = find(files.files), find(files.source), find(files.target)
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} source files and {len(targets)} target files: give as many of each")
@@ -63,6 +70,11 @@ class Corpus:
 
     def rows(self) -> Iterator[Row]:
         columns, task = self.data.columns, self.data.task
+        if self.data.images is not None:
+            from regard.data.image_readers import rows_of
+
+            yield from rows_of(self.albums, self.data)
+            return
         for source, target in self.pairs:
             yield from _parallel(source, target)
         for file in self.whole:
@@ -72,7 +84,7 @@ class Corpus:
                 found = _documents(file, self.data)
             else:
                 n = len(columns) or (3 if task == "prefer" else 2)
-                found = _table(file, columns, n, label=task == "classify")
+                found = table(file, columns, n, label=task == "classify")
             yield from (Row(file, line, values) for line, values in found)
 
 
@@ -121,7 +133,7 @@ class File:
     def lines(self) -> Iterator[tuple[int, str]]:
         """Its lines with their numbers, without line ends."""
         number = 0
-        with self._faults(), self._open() as file:
+        with self.opened() as file:
             for number, line in enumerate(file, 1):
                 try:
                     text = line.rstrip(b"\r\n").decode()
@@ -146,10 +158,10 @@ class File:
             raise InputError(f"{self.path}: cannot be read ({error.strerror or error})") from None
 
     @contextmanager
-    def _open(self) -> Iterator[io.BufferedReader]:
+    def opened(self) -> Iterator[io.BufferedReader]:
         """The file's bytes, decompressed."""
         self.done = 0
-        with _Counted(self) as raw, io.BufferedReader(raw, 1 << 17) as packed:
+        with self._faults(), _Counted(self) as raw, io.BufferedReader(raw, 1 << 17) as packed:
             plain: dict[str, Callable[[], Any]] = {
                 ".gz": lambda: gzip.GzipFile(fileobj=packed),
                 ".xz": lambda: lzma.LZMAFile(packed),  # noqa: SIM115  closed by what is around it
@@ -233,7 +245,7 @@ def _parallel(source: File, target: File) -> Iterator[Row]:
 def _documents(file: File, data: recipe.Data) -> Iterator[tuple[int, tuple[str, bool]]]:
     """Texts of any length, in parts."""
     if file.format != "text":
-        for line, (text,) in _table(file, data.columns, 1, label=False):
+        for line, (text,) in table(file, data.columns, 1, label=False):
             yield line, (text, True)
     elif data.documents == "line":
         for line, text in file.lines():
@@ -283,15 +295,22 @@ def _conll(file: File, columns: tuple[str, ...]) -> Iterator[tuple[int, tuple[li
             words, tags = [], []
 
 
-def _table(file: File, columns: tuple[str, ...], n: int, *, label: bool) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Some columns of a table; a blank line is a row of empty texts."""
+def table(
+    file: File, columns: tuple[str, ...], n: int, *, label: bool, lists: bool = False
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Some columns of a table; a blank line is a row of empty texts. With ``lists`` the last value of JSON may be
+    several texts, which then are so many values."""
     if file.format == "text":
         raise InputError(
             f"{file.path}: the extension {file.suffix or '(none)'!r} does not say how columns are told apart;"
             f" known: {', '.join(TABLES)}, and {', '.join(COMPRESSED)} after them"
         )
-    if file.format in ("jsonl", "parquet"):
-        yield from (_jsonl if file.format == "jsonl" else _parquet)(file, columns, n, label=label)
+    if file.format == "jsonl":
+        yield from _jsonl(file, columns, n, label=label, lists=lists)
+        return
+    if file.format == "parquet":
+        for line, values, schema in parquet_rows(file, columns, n):
+            yield line, _texts(f"{file.path}: row {line}", (columns or schema.names)[: len(values)], values, label)
         return
     read = (_csv if file.format == "csv" else _tsv)(file)
     if all(column.isdigit() for column in columns):
@@ -328,7 +347,9 @@ def _csv(file: File) -> Iterator[tuple[int, list[str]]]:
         yield reader.line_num, cells
 
 
-def _jsonl(file: File, columns: tuple[str, ...], n: int, *, label: bool) -> Iterator[tuple[int, tuple[str, ...]]]:
+def _jsonl(
+    file: File, columns: tuple[str, ...], n: int, *, label: bool, lists: bool
+) -> Iterator[tuple[int, tuple[str, ...]]]:
     for line, text in file.lines():
         if not text.strip():
             yield line, ("",) * n
@@ -341,23 +362,30 @@ def _jsonl(file: File, columns: tuple[str, ...], n: int, *, label: bool) -> Iter
             raise InputError(f"{file.path}: line {line} is not an object: {{...}} with a key for each column")
         columns = columns or _first(file, list(value), n)
         place = f"{file.path}: line {line}"
-        yield line, _texts(place, columns, [value[key] for key in _present(place, columns, value)], label)
+        values, names = [value[key] for key in _present(place, columns, value)], columns
+        if lists and isinstance(values[-1], list):
+            names = (*columns, *columns[-1:] * (len(values[-1]) - 1))
+            values = [*values[:-1], *values[-1]]
+            names = names[: len(values)]
+        yield line, _texts(place, names, values, label)
 
 
-def _parquet(file: File, columns: tuple[str, ...], n: int, *, label: bool) -> Iterator[tuple[int, tuple[str, ...]]]:
+def parquet_rows(
+    file: File, columns: tuple[str, ...], n: int, at_once: int = 4_096
+) -> Iterator[tuple[int, tuple[Any, ...], Any]]:
+    """Some columns of a Parquet file, their values as they are, and its schema."""
     parquet, arrow = optional("pyarrow.parquet", "parquet files"), optional("pyarrow", "parquet files")
     if file.compression:
         raise InputError(f"{file.path}: parquet is compressed inside; unpack the {file.compression} around it")
     line = 0
     try:
         with file._faults(), parquet.ParquetFile(file.path) as table:
-            names = table.schema_arrow.names
-            columns = columns or _first(file, names, n)
-            wanted = _present(str(file.path), columns, names)
-            for batch in table.iter_batches(columns=list(dict.fromkeys(wanted)), batch_size=4096):
+            schema = table.schema_arrow
+            wanted = _present(str(file.path), columns or _first(file, schema.names, n), schema.names)
+            for batch in table.iter_batches(columns=list(dict.fromkeys(wanted)), batch_size=at_once):
                 for values in zip(*(batch.column(name).to_pylist() for name in wanted), strict=True):
                     line += 1
-                    yield line, _texts(f"{file.path}: row {line}", columns, values, label)
+                    yield line, values, schema
                 file.done = file.size * line // max(table.metadata.num_rows, 1)
     except arrow.ArrowException as error:
         raise InputError(f"{file.path}: not a parquet file, or cut short ({str(error).splitlines()[0]})") from None

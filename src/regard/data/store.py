@@ -1,11 +1,12 @@
 """The data directory: what ``prepare`` writes and training reads.
 
 Ids lie in plain files, little-endian, one row after another, with the ends of the rows in a file beside them; they are
-mapped into memory and never read as a whole. ``manifest.json`` says what is there, what it was made from, and the
-hashes of both.
+mapped into memory and never read as a whole. Images are there as pixels, a byte each, all of one size.
+``manifest.json`` says what is there, what it was made from, and the hashes of both.
 
     manifest.json  tokenizer.json  [source.tokenizer.json]
     train.source.bin  train.source.ends.bin  train.target.bin ...  valid.source.bin ...
+    train.image.bin  train.label.bin ...
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import hashlib
 import json
 import shutil
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from regard.data.tokenizer import Tokenizer
-from regard.schema import InputError
+from regard.recipe import Images
+from regard.schema import InputError, from_dict
 
 FORMAT = 1  # of the directory; another one is refused
 
@@ -98,6 +100,27 @@ class DataDir:
         return self.manifest["data"].get("labels") == "numbers"
 
     @property
+    def images(self) -> Images | None:
+        """How images became pixels; None where there are none."""
+        table = self.manifest["data"].get("images")
+        return None if table is None else from_dict(Images, table)
+
+    def treat_as(self, told: Mapping[str, Any] | None) -> None:
+        """From here on images are brought to another mean and deviation: those of a model that goes on with them."""
+        if told is not None and self.images is not None:
+            self.manifest["images"] = {**self.manifest["images"], "mean": told["mean"], "std": told["std"]}
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self.manifest["tokenizers"])
+
+    def counts(self) -> dict[str, Any]:
+        """What :func:`regard.recipe.model_config` asks of the data."""
+        sizes = (len(self.tokenizer), len(self.source_tokenizer)) if self.has_text else (0, 0)
+        named = dict(zip(("vocab_size", "source_vocab_size"), sizes, strict=True))
+        return {**named, "n_labels": self.n_labels, "images": self.images}
+
+    @property
     def splits(self) -> list[str]:
         return list(self.manifest["splits"])
 
@@ -116,12 +139,13 @@ class DataDir:
         return self.source_tokenizer if column == "source" else self.tokenizer
 
     def split(self, name: str) -> dict[str, Any]:
-        """The columns of a split, mapped into memory: texts and tags are :class:`Ragged`, a label a row is an array."""
+        """The columns of a split, mapped into memory: texts and tags are :class:`Ragged`, a label a row is an array,
+        and so are images (N, H, W, C)."""
         if name not in self.splits:
             raise InputError(f"{self.path}: no split {name!r}; there are {', '.join(self.splits)}")
         columns: dict[str, Any] = {}
         for column, facts in self.manifest["splits"][name]["columns"].items():
-            values = _map(self.path / f"{name}.{column}.bin", facts["dtype"])
+            values = _map(self.path / f"{name}.{column}.bin", facts["dtype"]).reshape(-1, *facts.get("shape", ()))
             ragged = "tokens" in facts
             columns[column] = (
                 Ragged(values, _map(self.path / f"{name}.{column}.ends.bin", "int64")) if ragged else values
@@ -157,10 +181,20 @@ def sha256(path: Path) -> str:
 
 
 class Column:
-    """One column of a split, on its way to disk: rows of ids, or (not ragged) a number a row."""
+    """One column of a split, on its way to disk: rows of ids, or (not ragged) a number a row, or as many as ``shape``
+    says."""
 
-    def __init__(self, folder: Path, split: str, name: str, dtype: np.dtype, *, ragged: bool = True):
-        self.folder, self.name, self.dtype, self.ragged = folder, name, little(dtype), ragged
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        name: str,
+        dtype: np.dtype,
+        *,
+        ragged: bool = True,
+        shape: tuple[int, ...] = (),
+    ):
+        self.folder, self.name, self.dtype, self.ragged, self.shape = folder, name, little(dtype), ragged, shape
         self.path = folder / f"{split}.{name}.bin"
         self.path.touch()
         self.ends = array("q")  # 8 bytes a row are all that stays in memory
@@ -179,7 +213,7 @@ class Column:
 
     def split_off(self, split: str, row: int, at: int) -> Column:
         """The last ids, from number ``at`` on, as the same column of another split; ``row`` is where they begin."""
-        rest = Column(self.folder, split, self.name, self.dtype, ragged=self.ragged)
+        rest = Column(self.folder, split, self.name, self.dtype, ragged=self.ragged, shape=self.shape)
         rest.ends = array("q", [end - at for end in self.ends[row:]])
         rest.size = self.size - at
         with self.path.open("r+b") as file, rest.path.open("wb") as rest_file:
@@ -199,7 +233,7 @@ class Column:
 
     def close(self) -> dict[str, Any]:
         """Write the ends of the rows; what the manifest says of the column."""
-        facts: dict[str, Any] = {"dtype": self.dtype.name}
+        facts: dict[str, Any] = {"dtype": self.dtype.name} | ({"shape": list(self.shape)} if self.shape else {})
         if self.ragged:
             ends = np.array(self.ends, "<i8")
             ends.tofile(self.path.with_suffix(".ends.bin"))

@@ -65,6 +65,7 @@ class Summary:
             "splits": self.splits,
             "labels": self.data.labels,
             "tokenizers": {file: {**facts, **self.use[file]} for file, facts in told["tokenizers"].items()},
+            **({"images": told["images"]} if "images" in told else {}),
             "samples": [{name: " ".join(tokens) for name, tokens in sample.items()} for sample in self.samples],
         }
 
@@ -75,7 +76,8 @@ class Summary:
         for split in self.data.splits:
             facts = self.data.manifest["splits"][split]
             columns = {name: _lengths(rows) for name, rows in self._texts(split).items()}
-            found[split] = {key: facts[key] for key in ("examples", "read", "dropped") if key in facts}
+            columns |= {"image": {"shape": list(self.data.split(split)["image"].shape[1:])}} if self.data.images else {}
+            found[split] = {key: facts[key] for key in ("examples", "read", "dropped", "broken") if key in facts}
             if self.data.task == "translate":
                 ratio = columns["source"]["tokens"] / columns["target"]["tokens"]
                 found[split]["source_target_ratio"] = round(ratio, 3)
@@ -111,6 +113,8 @@ class Summary:
         labels, sample = self.data.labels, dict[str, list[str]]()
         for name, values in columns.items():
             row = np.atleast_1d(values[i])[:SHOWN].tolist()
+            if name == "image":
+                continue  # a terminal cannot show it
             if name == "label":
                 sample[name] = [labels[label] if labels else f"{label:g}" for label in row]
             elif name == "tag":
@@ -137,6 +141,9 @@ class Summary:
 
     def _page(self) -> Iterator[RenderableType]:
         yield Text(f"{self.data.path}: {self.data.task}\n", style="bold")
+        if self.data.images:
+            yield from self._pictured()
+            return
         headings = ("examples", "tokens", "mean", "median", "95 %", "longest")
         table = _table("", "", *headings)
         for split, facts in self.splits.items():
@@ -170,6 +177,24 @@ class Summary:
             for name, tokens in sample.items():
                 table.add_row(name, Text(" ".join(tokens), no_wrap=True, overflow="ellipsis"))
         yield table
+
+    def _pictured(self) -> Iterator[RenderableType]:
+        """Of images: how many of each label there are, what could not be read, and the colours."""
+        numbers = {split: np.bincount(self.data.split(split)["label"]) for split in self.splits if self.data.labels}
+        table = _table("", *self.splits)
+        table.add_row("images", *(f"{facts['examples']:,}" for facts in self.splits.values()))
+        for i, label in enumerate(self.data.labels):
+            table.add_row(f"  {label}", *(f"{of[i] if i < len(of) else 0:,}" for of in numbers.values()))
+        yield table
+        told = self.data.manifest["images"]
+        colours = "grey" if told["channels"] == 1 else "red, green, blue"
+        mean, std = (", ".join(f"{value:.3f}" for value in told[name]) for name in ("mean", "std"))
+        yield Text(f"\n{told['size']} x {told['size']} pixels, {colours}: mean {mean}; deviation {std}")
+        for split, facts in self.splits.items():
+            if broken := facts.get("broken"):
+                n = facts["dropped"]["broken"]
+                yield Text(f"{split}: {n:,} of {facts['read']:,} images cannot be read and are left out:")
+                yield from (Text(f"  {why}") for why in broken)
 
 
 _WHY = {"empty": "empty", "too long": "too long", "ratio": "of unequal length"}

@@ -1,4 +1,4 @@
-"""Texts in, labels out; sentences in, a tag for each word out.
+"""Texts or images in, labels out; sentences in, a tag for each word out.
 
 A text that is too long is cut, and its answer says so. A sentence that is too long is tagged in parts, so that every
 word has a tag. A word's tag is read at its first token, as it was in training.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regard.config import InputError, Labels, Pooled
-from regard.encode import rows
+from regard.encode import images, rows
 from regard.encode.spans import is_scheme, spans
 
 if TYPE_CHECKING:
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 Text = str | tuple[str, str]
 """A text, or two that are judged together."""
+Given = Text | Any
+"""A text, or an image: a path, the bytes of a file, an image of pillow, an array, or a Picture."""
 
 
 @dataclass(frozen=True)
 class Classification:
-    """What a text is: the likeliest label, and the probability of each. ``cut`` where the text was too long."""
+    """What a text or an image is: the likeliest label, and the probability of each. ``cut`` where a text was too
+    long."""
 
     label: str
     probability: float
@@ -80,8 +83,8 @@ def is_regression(model: Model) -> bool:
     return not model.labels and isinstance(model.config.head, Pooled) and model.config.head.n_labels == 1
 
 
-def classify(model: Model, texts: Sequence[Text]) -> list[Classification] | list[Scored]:
-    """The label of each text; see :meth:`regard.Model.classify`.
+def classify(model: Model, texts: Sequence[Given]) -> list[Classification] | list[Scored]:
+    """The label of each text or image; see :meth:`regard.Model.classify`.
 
     >>> from regard import Model, Transformer, recipe
     >>> from regard.data.tokenizer import Tokenizer
@@ -96,6 +99,9 @@ def classify(model: Model, texts: Sequence[Text]) -> list[Classification] | list
     model.check_task("classify")
     if not is_regression(model):
         _check_labels(model, Pooled)
+    if images.reads_images(model):
+        answers = [_answers(model, _logits_of(model, pixels)) for pixels in images.batches(model, texts)]
+        return [answer for some in answers for answer in some]
     pairs = [(text, None) if isinstance(text, str) else tuple(text) for text in texts]
     if any(len(pair) != 2 for pair in pairs):
         raise InputError("a text to classify must be a string, or two of them")
@@ -110,11 +116,22 @@ def classify(model: Model, texts: Sequence[Text]) -> list[Classification] | list
     ]
     found: list[Any] = [None] * len(given)
     for batch in rows.read(model, given):
-        scores = _logits(model, batch)
-        for row, score, shares in zip(batch.rows, scores[:, 0].tolist(), scores.softmax(-1).tolist(), strict=True):
-            cut = given[row].cut
-            found[row] = Scored(score, cut) if is_regression(model) else named(model.labels, shares, cut)
+        answers = _answers(model, _logits(model, batch), [given[row].cut for row in batch.rows])
+        for row, answer in zip(batch.rows, answers, strict=True):
+            found[row] = answer
     return found
+
+
+def _answers(model: Model, scores: torch.Tensor, cuts: Sequence[bool] = ()) -> list[Any]:
+    cuts = cuts or [False] * len(scores)
+    if is_regression(model):
+        return [Scored(score, cut) for score, cut in zip(scores[:, 0].tolist(), cuts, strict=True)]
+    return [named(model.labels, shares, cut) for shares, cut in zip(scores.softmax(-1).tolist(), cuts, strict=True)]
+
+
+@torch.no_grad()
+def _logits_of(model: Model, pixels: torch.Tensor) -> torch.Tensor:
+    return model.net(pixels).float()
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The score card of a model that classifies or tags: how many of a labelled file's labels it finds.
+"""The score card of a model that classifies texts or images, or tags: how many of a labelled file's labels it finds.
 
 :func:`evaluate_labels` makes one from examples; :func:`read_examples` reads those from a file, as ``regard prepare``
 does.
@@ -19,7 +19,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from regard import recipe
+from regard.data.images import Picture
 from regard.data.readers import Corpus, Row
+from regard.encode import images
 from regard.encode.labels import Classification, is_regression
 from regard.encode.spans import is_scheme, spans
 from regard.evaluate import facts, labels
@@ -29,7 +31,7 @@ from regard.model import Model
 from regard.schema import InputError, suggest
 
 Example = tuple[Any, Any]
-"""A text, a pair of texts or a list of words; and its label, its number or the list of their tags."""
+"""A text, a pair of texts, an image or a list of words; and its label, its number or the list of their tags."""
 Classifier = Callable[[list[Any]], list[Classification]]
 
 
@@ -68,11 +70,17 @@ class TagCard(LabelCard):
     unit: ClassVar[str] = "sentences"
 
 
+class ImageCard(LabelCard):
+    """The scores of a model that labels images."""
+
+    unit: ClassVar[str] = "images"
+
+
 def evaluate_labels(
     model: Model, examples: Sequence[Example], *, name: str = "test", classify: Classifier | None = None
 ) -> LabelCard:
-    """Classify or tag texts with a model and score the answers. ``classify`` is another way to do it: with a language
-    model and a prompt, say.
+    """Classify texts or images, or tag texts, with a model and score the answers. ``classify`` is another way to do it:
+    with a language model and a prompt, say.
 
     >>> from regard import Model, Transformer, recipe
     >>> from regard.data.tokenizer import Tokenizer
@@ -90,6 +98,7 @@ def evaluate_labels(
         raise InputError("nothing to score; give at least one text with its label")
     tags = model.task == "tag"
     texts, wanted = [text for text, _ in examples], [label for _, label in examples]
+    card = ImageCard if images.reads_images(model) else LabelCard
     begun = time.perf_counter()
     answers: list[Any] = list(classify(texts) if classify else model.tag(texts) if tags else model.classify(texts))
     seconds = time.perf_counter() - begun
@@ -108,11 +117,11 @@ def evaluate_labels(
         numbers = [answer.score for answer in answers]
         scores = labels.pearson(numbers, wanted), labels.spearman(numbers, wanted)
         error = float(np.mean((np.array(numbers) - np.array(wanted)) ** 2))
-        return LabelCard(scores=scores, by_label=(), error=error, **of)
+        return card(scores=scores, by_label=(), error=error, **of)
     said = [answer.label for answer in answers]
     scores = labels.accuracy(said, wanted), labels.macro_f1(said, wanted), labels.matthews(said, wanted)
     by_label = tuple((label, wanted.count(label), labels.f1(said, wanted, label)) for label in sorted(set(wanted)))
-    return LabelCard(scores=scores, by_label=by_label, **of)
+    return card(scores=scores, by_label=by_label, **of)
 
 
 def _tag_scores(
@@ -135,13 +144,16 @@ def _tag_scores(
 
 
 def _hashes(texts: Sequence[Any], wanted: Sequence[Any]) -> dict[str, Any]:
-    """The hashes of what is read and of what is wanted, a line each; words and texts of a pair with tabs between."""
+    """The hashes of what is read and of what is wanted, a line each; words and texts of a pair with tabs between, of an
+    image the hash of its bytes."""
 
     def lines(values: Sequence[Any]) -> list[str]:
         return [value if isinstance(value, str) else "\t".join(value) for value in values]
 
     numbers = wanted and isinstance(wanted[0], float)
     plain = [repr(value) for value in wanted] if numbers else lines(wanted)
+    if isinstance(texts[0], Picture):
+        return {"images": facts.text_hash([one.sha256() for one in texts]), "labels": facts.text_hash(plain)}
     return {"texts": facts.text_hash(lines(texts)), "labels": facts.text_hash(plain)}
 
 
@@ -150,11 +162,17 @@ def _hashes(texts: Sequence[Any], wanted: Sequence[Any]) -> dict[str, Any]:
 
 
 def read_examples(model: Model, file: str | Path, columns: Sequence[str] = ()) -> list[Example]:
-    """The texts of a file with their labels: the columns that are named, or those that the model was trained on. A row
-    without text is left out, as in training; a label that the model does not know is refused."""
-    task, names = model.task, tuple(columns or _columns(model))
+    """The texts of a file, or the images of a folder or a table, with their labels: the columns that are named, or
+    those that the model was trained on. A row without text is left out, as in training; a label that the model does not
+    know is refused."""
+    task, trained = model.task, _data(model)
+    names = tuple(columns or trained.get("columns", ()))
     numbers = task == "classify" and is_regression(model)
-    rows = read_rows(task, file, names)
+    pixels = None
+    if images.reads_images(model):
+        told, called = images.facts(model), (trained.get("images") or {}).get("names", ())
+        pixels = recipe.Images(size=told["size"], channels=told["channels"], names=tuple(called))
+    rows = read_rows(task, file, names, pixels)
     for row in rows:
         for i, label in enumerate(row.labels):
             place = f"{file}: line {row.line + i}"
@@ -173,17 +191,20 @@ def read_examples(model: Model, file: str | Path, columns: Sequence[str] = ()) -
     return [example(row, task, numbers=numbers) for row in rows]
 
 
-def read_rows(task: str, file: str | Path, columns: Sequence[str] = ()) -> list[Row]:
-    """The rows of a labelled file that have text in every column."""
+def read_rows(
+    task: str, file: str | Path, columns: Sequence[str] = (), images: recipe.Images | None = None
+) -> list[Row]:
+    """The rows of a labelled file that have text in every column, or an image."""
     data = recipe.Data(
         task=task,  # type: ignore[arg-type]
         train=recipe.Files(files=(str(file),)),
         columns=tuple(columns),
+        images=images,
     ).validate()
     texts = (row for row in Corpus(data, data.train).rows())
     rows = [row for row in texts if all(part.strip() for value in row.values[:-1] for part in _each(value))]
     if not rows:
-        raise InputError(f"{file}: no row has text and a label")
+        raise InputError(f"{file}: no row has {'text' if images is None else 'an image'} and a label")
     return rows
 
 
@@ -195,6 +216,8 @@ def example(row: Row, task: str, *, numbers: bool = False) -> Example:
 
 
 def _each(value: Any) -> list[str]:
+    if isinstance(value, Picture):
+        return [value.name]
     return [value] if isinstance(value, str) else value
 
 
@@ -206,11 +229,11 @@ def _number(text: str, place: str) -> float:
     raise InputError(f"{place}: label {text!r} must be a number: the model was trained on numbers")
 
 
-def _columns(model: Model) -> Sequence[str]:
-    """The columns of the file that the model was trained on, where its run directory tells."""
+def _data(model: Model) -> dict[str, Any]:
+    """How the data of the model's training was read, where its run directory tells."""
     if model.path is None:
-        return ()
+        return {}
     try:
-        return json.loads((model.path / "config.json").read_text(encoding="utf-8"))["recipe"]["data"]["columns"]
+        return json.loads((model.path / "config.json").read_text(encoding="utf-8"))["recipe"]["data"]
     except (OSError, ValueError, KeyError, TypeError):
-        return ()
+        return {}

@@ -54,12 +54,7 @@ class Trainer:
     """One run: the model, its optimizer, its data, and where it stands."""
 
     def __init__(self, recipe: Recipe, data: DataDir, run: Run, world: World, watch: Watch):
-        self.config = model_config(
-            recipe.model,
-            vocab_size=len(data.tokenizer),
-            source_vocab_size=len(data.source_tokenizer),
-            n_labels=data.n_labels,
-        )
+        self.config = model_config(recipe.model, **data.counts())
         recipe = settled(recipe, self.config, world.device)
         self.recipe, self.data, self.run, self.world, self.watch = recipe, data, run, world, watch
         self.train, self.device = recipe.train, world.device
@@ -85,9 +80,10 @@ class Trainer:
         precision = self.train.precision or ("bfloat16" if on_gpu else "float32")
         self.dtype = torch.bfloat16 if precision == "bfloat16" else None  # None: as the weights are
         self.replays = False  # whether the step is a recorded graph
-        self.compiles = bool((on_gpu and self.train.packed) if self.train.compile is None else self.train.compile)
+        one_shape = bool(self.train.packed) or data.images is not None
+        self.compiles = (on_gpu and one_shape) if self.train.compile is None else self.train.compile
         if self.compiles:
-            self._compile(objective, bool(self.train.packed))
+            self._compile(objective, one_shape)
         self.objective = world.wrap(objective, self.dtype)
         self.parameters = dict(self.model.named_parameters())  # whole, or in shards
         self.weights = local(self.parameters.items())
@@ -109,16 +105,16 @@ class Trainer:
         self.signal = 0
         self.asked: list[Tensor] = []  # of several processes: whether any was asked to stop, step by step
 
-    def _compile(self, objective: nn.Module, packed: bool) -> None:
-        """Packed batches have one shape: model and loss are compiled whole, recorded and replayed. Padded ones have
-        many, and shards come together block by block: then the blocks are compiled, one for all."""
-        if packed and not self.world.shard:
+    def _compile(self, objective: nn.Module, one_shape: bool) -> None:
+        """Packed batches, and images, have one shape: model and loss are compiled whole, recorded and replayed. Padded
+        ones have many, and shards come together block by block: then the blocks are compiled, one for all."""
+        if one_shape and not self.world.shard:
             self.replays = self.device.type == "cuda"
             objective.forward = compiled(objective.forward, self.device, dynamic=False)  # type: ignore[method-assign]
             return
         for block in objective.modules():
             if isinstance(block, Block):
-                block.compile(dynamic=not packed)
+                block.compile(dynamic=not one_shape)
 
     # -- the step ----------------------------------------------------------------------
 
@@ -242,7 +238,7 @@ class Trainer:
         if self.world.size > 1 or all(len(part.inputs) == 1 for part in self.update.parts):
             raise RegardError(
                 f"out of memory at step {self.update.step} in {self.parts} parts; begin a new run with more"
-                f" train.micro_batches, or less than {self.train.batch_tokens} train.batch_tokens"
+                f" train.micro_batches, or fewer {self.batches.unit} a batch (train.batch_{self.batches.unit})"
             )
         self._clear()
         torch.cuda.empty_cache()
@@ -265,7 +261,7 @@ class Trainer:
             "lr": learning_rate(self.train, self.number),
             "gradient": float(self.last_norm),
             "skipped": int(skipped),
-            "tokens_per_second": self.tokens / took,
+            f"{self.batches.unit}_per_second": self.tokens / took,
             "waited": (loader.waited - waited) / took,
             "seconds": self._elapsed(),
         }
@@ -602,6 +598,7 @@ def train(
             if recipe is not None:
                 place.check_recipe(recipe)
             recipe, opened = place.recipe(), place.open_data(data)
+            opened.treat_as(place.config().get("images"))
         else:
             assert recipe is not None
             assert data is not None
@@ -610,6 +607,8 @@ def train(
                 recipe = completed(recipe, other.config)
             tune.check_beginning(recipe, begins=other is not None, shard=shard)
             opened = DataDir(Path(data))
+            if other is not None:
+                opened.treat_as(other.images)
         trainer = Trainer(recipe, opened, place, world, (watch or Watch()) if world.first else Watch(quiet=True))
         if not resume:
             began = None if other is None else trainer.begin_from(other)

@@ -29,6 +29,7 @@ SCORES_AT_A_TIME = 2**28 + 2**27
 USABLE = 0.9  # of a GPU's memory: the rest is the driver's, the libraries' and what lies between tensors
 GPU_MEMORY = 80e9  # bytes: an A100 or H100
 SUSTAINED = 400e12  # FLOPs a second: 40 % of what an H100 can do in bfloat16, a good figure for large models
+BATCH_IMAGES = 128  # regard.data.pictures has the same number, and a test holds them equal
 TEXT = 32  # tokens of a text where the length is the data's: a sentence
 PETAFLOP_DAY = 1e15 * 86_400
 PARTS = (
@@ -545,6 +546,7 @@ class Plan:
     gpu_memory: float
     tokens: float | None
     flops: float  # a second and GPU
+    images: bool = False  # whether a row is an image, and its tokens are positions in it
 
     @property
     def whole(self) -> Piece:
@@ -604,6 +606,7 @@ class Plan:
             "gpu_memory": self.gpu_memory,
             "usable": USABLE,
             "tokens": self.tokens,
+            **({"images": self.tokens and self.tokens / self.row_tokens} if self.images else {}),
             "flops": self.budget,
             "flops_by_rule_of_thumb": self.rule_of_thumb,
             "flops_per_second": self.flops,
@@ -622,9 +625,11 @@ def plan(
     gpus: int = 1,
     gpu_memory: float = GPU_MEMORY,
     tokens: float | None = None,
+    steps: bool = False,
     flops: float = SUSTAINED,
 ) -> Plan:
     """What it takes to train a model as a recipe says, on one GPU and on several that share the weights out (FSDP).
+    For how many ``tokens``, or with ``steps`` for as many updates as the recipe says.
 
     >>> from regard import presets
     >>> gpt3 = plan(presets.gpt3(), tokens=300e9)
@@ -637,9 +642,11 @@ def plan(
     train = train or Train(steps=1)
     length = _length(config, train, data)
     row_tokens = max(positions_of(tower, Load(rows=1, length=length)) for tower in towers(config))
-    streams = data is None or data.task in ("generate", "fill")
+    images = data is not None and data.images is not None
+    streams = data is None or data.task in ("generate", "fill") or images
+    budget = (train.batch_images or BATCH_IMAGES) * row_tokens if images else train.batch_tokens
     load = Load(
-        rows=_rows(train, row_tokens, 1),
+        rows=_rows(train, budget, row_tokens, 1),
         length=length,
         compiled=train.compile is not False,
         padded=not streams and not train.packed,
@@ -654,7 +661,7 @@ def plan(
     }
 
     def site(n: int) -> Site:
-        rows, kinds, most = _rows(train, row_tokens, n), {}, {}
+        rows, kinds, most = _rows(train, budget, row_tokens, n), {}, {}
         for precision, half in (("float32", False), ("bfloat16", True)):
             here = replace(load, rows=rows, half=half)
             kinds[precision] = memory(config, here, devices=n, **how)
@@ -670,8 +677,9 @@ def plan(
         parts=tuple(p for p in (total(every, part) for part in PARTS) if p.parameters or p.forward),
         sites=tuple(site(n) for n in dict.fromkeys((1, gpus))),
         gpu_memory=gpu_memory,
-        tokens=tokens,
+        tokens=budget * float(train.steps) if tokens is None and steps else tokens,
         flops=flops,
+        images=images,
     )
 
 
@@ -685,9 +693,9 @@ def _length(config: ModelConfig, train: Train, data: Data | None) -> int:
     return length if limit is None else min(length, limit)
 
 
-def _rows(train: Train, row_tokens: int, gpus: int) -> int:
+def _rows(train: Train, budget: int, row_tokens: int, gpus: int) -> int:
     """Of a micro-batch on one GPU; a recipe's batch is all GPUs' together."""
-    return max(1, train.batch_tokens // (train.micro_batches * gpus * row_tokens))
+    return max(1, budget // (train.micro_batches * gpus * row_tokens))
 
 
 def _most_rows(config: ModelConfig, load: Load, limit: float, **how: Any) -> int:
@@ -726,16 +734,16 @@ def _page(plan: Plan) -> Iterator[RenderableType]:
     columns = [(site, precision) for site in plan.sites for precision in site.memory]
     table = _table("", *(f"{site.gpus:,} GPU{'s, each' if site.gpus > 1 else ''}" for site, _ in columns))
     table.add_row("products in", *(precision for _, precision in columns))
-    table.add_row("tokens", *(f"{site.rows:,} x {plan.row_tokens:,}" for site, _ in columns))
+    unit, each = ("images", plan.row_tokens) if plan.images else ("tokens", 1)
+    table.add_row(unit, *(f"{site.rows:,} x {plan.row_tokens:,}" for site, _ in columns))
     for kind in ("weights", "gradients", "optimizer", "activations", "loss", "peak"):
         table.add_row(kind, *(_gigabytes(getattr(site.memory[p], kind)) for site, p in columns))
-    table.add_row(
-        "most tokens", *(f"{site.most_tokens[p]:,}" if site.most_tokens[p] else "none" for site, p in columns)
-    )
+    most = (site.most_tokens[p] // each for site, p in columns)
+    table.add_row(f"most {unit}", *(f"{n:,}" if n else "none" for n in most))
     yield table
     accumulates = next(iter(plan.sites[0].memory.values())).accumulates
     peak = "The peak is the sum." if accumulates else "Gradients come as activations go: the peak is below the sum."
-    yield Text(f"{peak}\nMost tokens: what fits into {USABLE:.0%} of {_gigabytes(plan.gpu_memory)}.", style="dim")
+    yield Text(f"{peak}\nMost {unit}: what fits into {USABLE:.0%} of {_gigabytes(plan.gpu_memory)}.", style="dim")
     if len(plan.sites) > 1:
         yield Text("Weights that are shared out, with the two blocks that are gathered: an estimate.", style="dim")
     if not all(isinstance(tower, c.Stack) and not isinstance(tower.input, c.Grid) for tower in towers(plan.config)):
@@ -745,7 +753,7 @@ def _page(plan: Plan) -> Iterator[RenderableType]:
         yield Text("\nTime: say for how many tokens (--tokens 300e9).")
         return
     rate = f"{_scaled(plan.flops)}FLOP/s a GPU (assumed; --flops)"
-    yield Text(f"\nTime for {plan.tokens:,.0f} tokens, {rate}", style="bold")
+    yield Text(f"\nTime for {plan.tokens / each:,.0f} {unit}, {rate}", style="bold")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_row("FLOPs", _work(plan.budget))
     if plan.rule_of_thumb is not None:

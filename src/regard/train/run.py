@@ -69,6 +69,8 @@ class Run:
             "recipe": recipe.to_dict(),
             "data": {"path": str(data.path.resolve()), "hash": data_hash(data)},
         }
+        if data.images is not None:
+            config["images"] = data.manifest["images"]  # a photo is to be treated as these were
         if began_from is not None:
             config["from"] = began_from
         write_text(draft / "config.json", json.dumps(config, indent=2, ensure_ascii=False))

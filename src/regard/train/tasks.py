@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import Recurrent
+from regard.data.augment import Treatment, treated
 from regard.data.batches import Batch
 from regard.data.store import DataDir
 from regard.decode import Decoding
@@ -52,13 +53,13 @@ def _logits(model: Transformer, batch: Batch) -> Tensor:
 
 def loss(model: Transformer, batch: Batch, smoothing: float = 0.0, beta: float = 0.0) -> tuple[Tensor, Tensor]:
     """The loss summed over what is wanted, and how many that are."""
-    head = model.head
+    head, batch = model.head, batch.ready(model_dtype(model))
     if batch.reference is not None:
         return _preference_loss(*preferred(model, batch), beta)
     if batch.wanted.is_floating_point():
         return _squared_error(_logits(model, batch), batch.wanted)
     if not isinstance(head, VocabularyHead):
-        return _cross_entropy(_logits(model, batch), batch.wanted, smoothing)
+        return _label_loss(_logits(model, batch), batch, smoothing)
     out = hidden(model, batch)
     vectors = _picked(out, batch)
     if vectors.shape[-1] != model.config.d_scored:  # two directions, each scored by itself
@@ -73,6 +74,24 @@ def _cross_entropy(logits: Tensor, wanted: Tensor, smoothing: float = 0.0) -> tu
         logits.flatten(0, -2).float(), wanted.flatten(), ignore_index=-1, reduction="sum", label_smoothing=smoothing
     )
     return total, (wanted >= 0).sum()
+
+
+def _label_loss(logits: Tensor, batch: Batch, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The cross-entropy of labels; of an image that was mixed, of both of its labels by their shares."""
+    total, count = _cross_entropy(logits, batch.wanted, smoothing)
+    if batch.second is None or batch.share is None:
+        return total, count
+    real = batch.wanted >= 0
+    each = [
+        F.cross_entropy(logits.float(), wanted, ignore_index=-1, reduction="none", label_smoothing=smoothing)
+        for wanted in (batch.wanted, torch.where(real, batch.second, -1))
+    ]
+    return (batch.share * each[0] + (1 - batch.share) * each[1]).sum(), count
+
+
+def model_dtype(model: Transformer) -> torch.dtype:
+    """What its weights are in, and so what it reads pixels in."""
+    return next(model.parameters()).dtype
 
 
 def _squared_error(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,9 +130,10 @@ def _pair_loss(model: Transformer, batch: Batch, out: Tensor) -> Tensor:
 
 def r_drop_loss(model: Transformer, batch: Batch, smoothing: float, weight: float) -> tuple[Tensor, Tensor]:
     """The loss of two passes with different dropout, and how far apart what they say is (Liang et al. 2021)."""
+    batch = batch.ready(model_dtype(model))
     passes = [_logits(model, batch).flatten(0, -2).float() for _ in range(2)]
     wanted = batch.wanted.flatten()
-    losses = [_cross_entropy(logits, wanted, smoothing) for logits in passes]
+    losses = [_label_loss(logits, batch, smoothing) for logits in passes]
     a, b = (logits.log_softmax(-1) for logits in passes)
     # KL(a, b) + KL(b, a), as one product.
     apart = torch.where(wanted >= 0, ((a.exp() - b.exp()) * (a - b)).sum(-1), 0).sum()
@@ -142,6 +162,7 @@ class Objective(nn.Module):
 def tally(model: Transformer, batch: Batch, beta: float = 0.0) -> dict[str, Tensor]:
     """Loss, number of predictions and what the scores need beside them, each summed over a batch: how many predictions
     were right (where counting is cheap), how large the margin of preferences is, the moments of numbers."""
+    batch = batch.ready(model_dtype(model))
     if batch.reference is not None:
         margin, counts = preferred(model, batch)
         total, count = _preference_loss(margin, counts, beta)
@@ -254,6 +275,8 @@ def _filled_in(model: Transformer, data: DataDir, columns, i: int, device) -> di
 
 
 def _labelled(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
+    if data.images is not None:
+        return _pictured(model, data, columns, i, device)
     tokens, text = data.tokenizer, columns["text"][i]
     second = [*columns["second"][i], tokens.end] if "second" in columns else []
     segments = torch.tensor([[0] * (len(text) + 2) + [1] * len(second)], device=device)
@@ -266,6 +289,18 @@ def _labelled(model: Transformer, data: DataDir, columns, i: int, device) -> dic
     if data.has_numbers:
         return {"text": shown, "model": f"{float(logits[0, 0]):.4g}", "reference": f"{wanted:.4g}"}
     return {"text": shown, "model": data.labels[int(logits[0].argmax())], "reference": data.labels[int(wanted)]}
+
+
+def _pictured(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
+    told, wanted = data.manifest["images"], columns["label"][i]
+    how = Treatment(*(torch.tensor(told[name], device=device) for name in ("mean", "std")))
+    pixels = torch.from_numpy(columns["image"][i : i + 1].copy()).to(device)
+    logits = model(treated(pixels, how).to(model_dtype(model)))
+    assert isinstance(logits, Tensor)
+    if data.has_numbers:
+        return {"image": str(i + 1), "model": f"{float(logits[0, 0]):.4g}", "reference": f"{wanted:.4g}"}
+    said = data.labels[int(logits[0].argmax())]
+    return {"image": str(i + 1), "model": said, "reference": data.labels[int(wanted)]}
 
 
 def _tagged(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:

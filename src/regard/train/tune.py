@@ -2,25 +2,26 @@
 
 The body (towers, positions) is the given model's, weight by weight; a head is taken where it is of the same kind, size
 and labels, and else begins anew. Whatever is new or left behind is told (:class:`Beginning`). The data must be in the
-given model's tokens.
+given model's tokens. Images may have another size: learned positions are then resampled to it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from regard.config import InputError, ModelConfig, Vocabulary
+from regard.config import Grid, InputError, ModelConfig, Patches, Stack, Vocabulary
 from regard.data.store import DataDir, sha256
 from regard.data.tokenizer import Tokenizer
 from regard.model import Model, load
 from regard.nn import Transformer
 from regard.nn.blocks import Block
 from regard.nn.lora import add_lora, is_lora
+from regard.nn.positions import resampled
 from regard.recipe import Recipe, Train
 from regard.train.run import Run, told_differences
 
@@ -76,12 +77,14 @@ def beginning(given: Model, config: ModelConfig, shapes: Mapping[str, tuple[int,
     if differences:
         raise InputError(f"{given.path}: has another model ({differences}); begin from one with the same")
     if not _fits(given, data):
+        if not given.has_tokenizer:
+            raise InputError(f"{data.path}: has text, and {given.path} reads images; begin from another model")
         raise InputError(
             f"{data.path / 'tokenizer.json'}: is not the vocabulary of {given.path}; say where else the data goes with"
             " --data, and it is prepared with that"
         )
     weights, left = {}, []
-    for name, weight in given.net.named_parameters():
+    for name, weight in _resized(given, config):
         part = name.partition(".")[0]
         fits = part not in ("head", "mix") or given.config.head.kind == config.head.kind
         if name.startswith("head.classify") and given.labels != tuple(data.labels):
@@ -93,8 +96,20 @@ def beginning(given: Model, config: ModelConfig, shapes: Mapping[str, tuple[int,
     return Beginning(weights, [name for name in shapes if name not in weights], left)
 
 
+def _resized(given: Model, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+    """The given weights, learned positions in an image made to fit its new size."""
+    tower = config.encoder
+    for name, weight in given.net.named_parameters():
+        if name == "encoder.positions.weight" and isinstance(tower, Stack) and len(weight) != tower.n_positions:
+            assert isinstance(tower.input, Patches | Grid), "_body is not the same otherwise"
+            weight = resampled(weight.detach(), tower.input.side, tower.n_positions - tower.input.side**2)
+        yield name, weight
+
+
 def tokenizers(given: Model) -> dict[str, Tokenizer]:
-    """A model's tokenizers, by the names of their files in a data directory."""
+    """A model's tokenizers, by the names of their files in a data directory; one over images alone has none."""
+    if not given.has_tokenizer:
+        return {}
     own = given.source_tokenizer is not given.tokenizer
     return {"tokenizer.json": given.tokenizer} | ({"source.tokenizer.json": given.source_tokenizer} if own else {})
 
@@ -109,16 +124,21 @@ def data_for(given: Model, place: str) -> str:
 
 def _fits(given: Model, data: DataDir) -> bool:
     files = tokenizers(given)
+    if bool(files) != data.has_text:
+        return False
     there = ("source.tokenizer.json" in data.manifest["files"]) == (len(files) > 1)
     return there and all(tokenizer.same_as(Tokenizer.load(data.path / file)) for file, tokenizer in files.items())
 
 
 def _body(config: ModelConfig) -> dict[str, Any]:
     plain = {name: tower for name, tower in config.to_dict().items() if name in (*TOWERS, "share_embeddings")}
-    return {
+    parts = {
         name: {key: value for key, value in part.items() if key not in FREE} if isinstance(part, dict) else part
         for name, part in plain.items()
     }
+    if isinstance(parts["encoder"], dict):
+        parts["encoder"]["input"].pop("image_size", None)
+    return parts
 
 
 def told(given: Model, begun: Beginning) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class Watch:
         """Say what is about to run, and on what."""
         train, world = trainer.train, trainer.world
         padded = padding(trainer.batches, range(min(len(trainer.batches), 20)))
+        told = f", {padded:.1%} padding" if trainer.batches.unit == "tokens" else ""
         how = "bfloat16" if trainer.dtype is not None else "float32"
         many = f", {world.size} processes{', sharded' if world.shard else ''}" if world.size > 1 else ""
         n = sum(p.numel() for p in trainer.parameters.values())
@@ -48,8 +49,7 @@ class Watch:
         self.say(f"{trainer.run.path}: {f'going on from step {trainer.number}' if trainer.number else 'a new run'}")
         self.say(
             f"{trainer.config.shape}, {n:,} parameters{trained}, {how}, {trainer.device.type}{many}; "
-            f"{len(trainer.batches):,} batches an epoch, {train.steps / len(trainer.batches):.1f} epochs, "
-            f"{padded:.1%} padding"
+            f"{len(trainer.batches):,} batches an epoch, {train.steps / len(trainer.batches):.1f} epochs{told}"
         )
         if self.writer is not None:
             self.writer = self.writer(str(trainer.run.path / "tensorboard"))
@@ -88,7 +88,8 @@ class Watch:
     def logged(self, line: dict[str, Any], skipped: int) -> None:
         """Show a line of metrics; in a pipe no more than one every few seconds."""
         loss = "-" if line["loss"] is None else f"{line['loss']:.4f}"
-        rate = f"{line['tokens_per_second']:,.0f} tok/s"
+        speed = "images_per_second" if "images_per_second" in line else "tokens_per_second"
+        rate = f"{line[speed]:,.0f} {'images' if speed.startswith('images') else 'tok'}/s"
         said = f"{rate}, {skipped} skipped" if skipped else rate
         if self.progress is not None:
             self.progress.update(self.task, loss=loss, rate=said, lr=f"{line['lr']:.2e}")
@@ -97,7 +98,7 @@ class Watch:
             left = (self.steps - line["step"]) * line["seconds"] / line["step"]
             self.say(f"step {line['step']}/{self.steps}  loss {loss}  lr {line['lr']:.2e}  {said}  {_clock(left)} left")
         if self.writer is not None:
-            for name in ("loss", "lr", "gradient", "tokens_per_second", "waited"):
+            for name in ("loss", "lr", "gradient", speed, "waited"):
                 if line[name] is not None:
                     self.writer.add_scalar(f"train/{name}", line[name], line["step"])
 
