@@ -15,6 +15,8 @@ from regard.train.tune import opened_to_tune
 from regard.train.watch import Watch
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
+# One of each kind always; `make test-all` runs them all.
+ALWAYS = ("conll2003-minilm", "digits", "multi30k-en-de", "prefer-questions", "shakespeare", "sst-2", "wikipedia-bert")
 SMALL = {"d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 128, "n_kv_heads": None}
 
 
@@ -27,7 +29,11 @@ def test_parses_and_says_what_it_claims(path):
         assert re.search(rf"^# {part}: +\S", header, re.MULTILINE), part
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[] if path.stem in ALWAYS else pytest.mark.slow) for path in RECIPES],
+    ids=lambda path: path.stem,
+)
 def test_overfits_ten_examples(path, tmp_path):
     """The recipe's own model (made small where it is large) and way of training, on ten examples made here."""
     recipe = recipes.read(path)

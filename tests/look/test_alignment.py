@@ -64,9 +64,10 @@ def test_the_target_left_out_is_the_models_own_translation():
 
 
 def test_the_head_that_aligns_looks_at_the_most_different_places():
+    """Of the upper half of the layers, which are about what is written."""
     model = translator()
     sources = [SOURCE, "god a a", "oo"]
-    places = [(layer, head) for layer in ("0.cross", "1.cross") for head in range(3)]
+    places = [("1.cross", head) for head in range(3)]
     spreads = [sum(float(spread(align(model, s, layer=la, head=h).weights[None])) for s in sources) for la, h in places]
     assert aligning_head(model, sources) == places[spreads.index(max(spreads))]
     assert spreads.index(max(spreads)) != 0, "or the first would do"
