@@ -68,7 +68,7 @@ def export(model: Model, to: str, out: str | Path) -> Path:
 def _check(config: ModelConfig, to: str) -> None:
     """Refuse a model that a format cannot be, with what it lacks and the way out."""
     if problem := _problem(config, to):
-        others = [name for name in FORMATS if name != to and not _problem(config, name)]
+        others = [name for name in ("hf", "ctranslate2") if name != to and not _problem(config, name)]
         way_out = f"try --to {others[0]}" if others else "use it with regard itself"
         raise InputError(f"this model cannot be written for {to}: {problem}; {way_out}")
 
