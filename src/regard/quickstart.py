@@ -437,7 +437,7 @@ def _sections(results: Results) -> Iterator[str]:
     yield _paragraph(
         "A row is a token that it wrote, a column one that it read (▁ is the space before a word). The stronger the"
         " colour, the more of its attention was there when it wrote; the strongest of each row is framed, and the"
-        f" pointer shows the share. Of all heads, this one looks at the most different places.{inversion}"
+        f" pointer shows the share. Of the upper layers' heads, this one looks at the most different places.{inversion}"
     )
     figures = "".join(_figure(seen, f"{number:,}") for number, seen in zip(SHOWN, results.maps, strict=True))
     yield f'<div class="maps">{figures}</div>'

@@ -15,6 +15,7 @@ import toy
 from regard.config import InputError
 from regard.decode.search import Decoding, search
 from regard.decode.translate import Translation, aligned, stream, words_of
+from regard.evaluate.facts import of_model
 from regard.interop.directory import export
 from regard.model import Model
 from regard.train.loop import train
@@ -165,6 +166,7 @@ def test_int8_is_a_run_directory_of_its_own(work, model, tmp_path):
 def test_the_model_that_ships():
     model = regard.load("en-de", device="cpu")
     assert sum(file.stat().st_size for file in model.path.iterdir()) < 14e6
+    assert of_model(model)["path"] == "en-de", "a score card that ships names no folder of the machine it was made on"
     said = model.translate(["How much does this cost?", "My sister lives in Berlin.", "I love you."])
     assert [found.text for found in said] == [
         "Wie viel kostet das?",

@@ -12,7 +12,8 @@ beyond its edge is the mean colour. RandAugment's changes of colour follow, then
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,6 +48,15 @@ class Treatment(NamedTuple):
     box: Float[Tensor, "B 4"] | None = None  # which is all the other's
     second: Int[Tensor, " B"] | None = None  # the other's label
     share: Float[Tensor, " B"] | None = None  # of the label that is its own
+
+
+def untouched(told: Mapping[str, Any], device: torch.device) -> Treatment:
+    """Nothing but the mean and deviation that a data directory or a model tells: for images that are not learned from.
+
+    >>> untouched({"mean": [0.5], "std": [0.25]}, torch.device("cpu")).std
+    tensor([0.2500])
+    """
+    return Treatment(*(torch.tensor(told[name], device=device) for name in ("mean", "std")))
 
 
 # ---------------------------------------------------------------------------------------

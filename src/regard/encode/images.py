@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.config import Grid, InputError, Patches
-from regard.data.augment import Treatment, treated
+from regard.data.augment import treated, untouched
 from regard.data.images import Picture, read_pixels
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def batches(model: Model, given: Sequence[Any]) -> Iterator[Float[Tensor, "B C H
     if isinstance(given, np.ndarray) and given.ndim == 3 and given.shape[2] in (1, 3):
         raise InputError(f"an array of shape {given.shape} is one image; give a list of them: [image]")
     told, device = facts(model), model.device
-    how = Treatment(*(torch.tensor(told[name], device=device) for name in ("mean", "std")))
+    how = untouched(told, device)
     dtype = next(model.net.parameters()).dtype
     n = AT_ONCE.get(device.type, 64)
 

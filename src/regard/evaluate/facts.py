@@ -17,7 +17,7 @@ import torch
 from regard import __version__
 from regard.data.readers import COMPRESSED, File
 from regard.data.store import sha256
-from regard.model import Model
+from regard.model import SHIPPED, Model
 from regard.schema import InputError
 
 # ---------------------------------------------------------------------------------------
@@ -76,13 +76,14 @@ def text_hash(lines: Sequence[str]) -> str:
 
 
 def of_model(model: Model) -> dict[str, Any]:
-    """Where a model is, its size and precision, and the hash of its weights."""
+    """Where a model is (by its name, if it comes with regard), its size and precision, and its weights' hash."""
     precision = str(next(model.net.parameters()).dtype).removeprefix("torch.")
     told = {"path": "a model", "parameters": model.n_parameters, "precision": precision}
     if model.path is None:
         return told
     weights = model.path / "model.safetensors"
-    return {**told, "path": str(model.path)} | ({"sha256": sha256(weights)} if weights.exists() else {})
+    place = model.path.name if model.path.parent == SHIPPED else str(model.path)
+    return {**told, "path": place} | ({"sha256": sha256(weights)} if weights.exists() else {})
 
 
 def versions() -> dict[str, str]:

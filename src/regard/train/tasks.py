@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import Recurrent
-from regard.data.augment import Treatment, treated
+from regard.data.augment import treated, untouched
 from regard.data.batches import Batch
 from regard.data.store import DataDir
 from regard.decode import Decoding
@@ -78,15 +78,14 @@ def _cross_entropy(logits: Tensor, wanted: Tensor, smoothing: float = 0.0) -> tu
 
 def _label_loss(logits: Tensor, batch: Batch, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """The cross-entropy of labels; of an image that was mixed, of both of its labels by their shares."""
-    total, count = _cross_entropy(logits, batch.wanted, smoothing)
     if batch.second is None or batch.share is None:
-        return total, count
+        return _cross_entropy(logits, batch.wanted, smoothing)
     real = batch.wanted >= 0
     each = [
         F.cross_entropy(logits.float(), wanted, ignore_index=-1, reduction="none", label_smoothing=smoothing)
         for wanted in (batch.wanted, torch.where(real, batch.second, -1))
     ]
-    return (batch.share * each[0] + (1 - batch.share) * each[1]).sum(), count
+    return (batch.share * each[0] + (1 - batch.share) * each[1]).sum(), real.sum()
 
 
 def model_dtype(model: Transformer) -> torch.dtype:
@@ -292,8 +291,7 @@ def _labelled(model: Transformer, data: DataDir, columns, i: int, device) -> dic
 
 
 def _pictured(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
-    told, wanted = data.manifest["images"], columns["label"][i]
-    how = Treatment(*(torch.tensor(told[name], device=device) for name in ("mean", "std")))
+    wanted, how = columns["label"][i], untouched(data.manifest["images"], device)
     pixels = torch.from_numpy(columns["image"][i : i + 1].copy()).to(device)
     logits = model(treated(pixels, how).to(model_dtype(model)))
     assert isinstance(logits, Tensor)
