@@ -19,7 +19,8 @@ from laws.cases import (
     memory_of,
 )
 from regard.config import Stack
-from regard.nn import Layout
+from regard.nn import Layout, masks
+from regard.nn.cache import Cache
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -35,6 +36,24 @@ def test_cached_equals_uncached_token_by_token(name):
     steps = [decoded(model, ids[:, t : t + 1], cache=cache) for t in range(T)]
     torch.testing.assert_close(torch.cat(steps, dim=1), whole, **EXACT)
     assert cache.position.tolist() == [T] * B
+
+
+@pytest.mark.parametrize("rows", [1, B])
+@pytest.mark.parametrize("name", ["tiny_decoder", "tiny_encoder_decoder"])
+@torch.no_grad()
+def test_a_step_is_the_same_by_the_ways_of_a_gpu(name, rows, monkeypatch):
+    """There no row's place is known to the host, and masks are added to scores."""
+    model = build(TINY[name])
+    first, second = (None if x is None else x[:rows] for x in inputs(model.config))
+    ids = first if second is None else second
+    layout = lengths_of(first, torch.tensor([S - 2, 2, 5][:rows])) if second is not None else None
+    memory = memory_of(model, first, layout)
+    whole = decoded(model, ids, memory)
+    monkeypatch.setattr(Cache, "place", lambda self, slots: None)
+    monkeypatch.setattr(masks, "_in_every_layer", lambda device: True)
+    cache = model.start(memory, batch_size=None if memory else rows, max_len=T + 2)
+    steps = [decoded(model, ids[:, t : t + 1], cache=cache) for t in range(T)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, **EXACT)
 
 
 @pytest.mark.parametrize("name", DECODERS)

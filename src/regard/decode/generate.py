@@ -242,4 +242,3 @@ def _end_stopped(batch: Sequence[_Given], state: State) -> None:
 def _mark(reader: Reader, state: State, place: int, way: int) -> None:
     if reader.stopped:
         state.ends[place, way] = True
-        state.done[place] = state.ends[place].all()

@@ -19,6 +19,7 @@ on the device; the host looks now and then which rows are done, takes their resu
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -150,7 +151,7 @@ class State(ABC):
     """What is chosen so far, of the rows that are not done. The first axis of every tensor in ``of_rows`` is the row.
 
     A step asks nothing of the host, the number of the step included, and changes tensors in place: it can be recorded
-    and replayed.
+    and replayed. It launches little: beside a model's own kernels on one row, each launch is felt.
     """
 
     def __init__(self, how: Decoding, limits, room: int, end: Sequence[int], never, device, requests):
@@ -165,8 +166,6 @@ class State(ABC):
         self.barrier = torch.where(counted + 1 < how.min_length, -torch.inf, 0).float() if how.min_length > 1 else None
         self.of_rows = {
             "tokens": torch.full((b, k, n), self.end[0], device=device),
-            "total": torch.zeros((b, k), device=device),
-            "done": torch.zeros(b, dtype=torch.bool, device=device),
             "limit": torch.tensor(limits, device=device),
         }
 
@@ -207,21 +206,25 @@ class State(ABC):
             scores[..., id] = -torch.inf
         if self.barrier is not None:
             for id in self.end:
-                scores[..., id] += self.barrier[self.t]
+                scores[..., id].add_(self.barrier[self.t])
         return scores
 
     def _ends(self, ids: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
-        return (ids[..., None] == self.ending).any(-1)
+        return ids == self.end[0] if len(self.end) == 1 else (ids[..., None] == self.ending).any(-1)
 
     def _write(self, ids: Int[Tensor, "B N"]) -> None:
         self.tokens.index_copy_(2, self.t, ids[..., None])
 
+    @abstractmethod
+    def over(self) -> Bool[Tensor, " B"]:
+        """Which rows are done."""
+
     def leave(self, t: int) -> Tensor | None:
         """Take the results of rows that are done, if it is worth it; the places of the others, or None for all."""
-        last, fixed = t + 1 >= self.limits.max(), recorded.fixed_shapes(self.done.device)
+        last, fixed = t + 1 >= self.limits.max(), recorded.fixed_shapes(self.t.device)
         if not last and fixed and (t + 1) % LOOK_EVERY:
             return None
-        done = self.done.cpu().numpy()
+        done = self.over().cpu().numpy()
         stay = np.flatnonzero(~done)
         if fixed and len(stay):  # half of them or none; some that are done go along
             size = fixed_size(len(stay))
@@ -233,7 +236,7 @@ class State(ABC):
         for row, found in zip(self.rows[done], self._results(torch.from_numpy(np.flatnonzero(done))), strict=True):
             self.found[row] = found
         self.rows, self.limits = self.rows[stay], self.limits[stay]
-        keep = torch.from_numpy(stay).to(self.done.device)
+        keep = torch.from_numpy(stay).to(self.t.device)
         self.of_rows, self.t = {name: value[keep] for name, value in self.of_rows.items()}, self.t.clone()
         return keep
 
@@ -243,7 +246,7 @@ class State(ABC):
 
     def _taken(self, which: Tensor, *names: str) -> list[Tensor]:
         """Some rows of tensors, on the host."""
-        at = which.to(self.done.device)
+        at = which.to(self.t.device)
         return [self.of_rows[name][at].cpu() for name in names]
 
 
@@ -254,6 +257,8 @@ class _Beams(State):
         super().__init__(how, limits, room, end, never, device, requests)
         b, k, n = self.tokens.shape
         self.of_rows |= {
+            "total": torch.zeros((b, k), device=device),
+            "done": torch.zeros(b, dtype=torch.bool, device=device),
             "pool_rank": torch.full((b, k), -torch.inf, dtype=torch.float64, device=device),
             "pool_total": torch.zeros((b, k), device=device),
             "pool_size": torch.zeros((b, k), dtype=torch.long, device=device),
@@ -280,6 +285,9 @@ class _Beams(State):
         all_ended = self.pool_rank[:, -1] >= self.total[:, 0].double() / self.norms[self.t + 1]
         self.put(done=self.done | over | all_ended | self._settled())
         return ids, parents
+
+    def over(self):
+        return self.done
 
     def _settled(self) -> Tensor:
         """Rows whose answer cannot change: the best way would have to lose no more probability until its limit."""
@@ -373,31 +381,36 @@ class _Draws(State):
             ids = drawn(choices / how.temperature, lots, how.top_k, how.top_p, how.min_p)
         else:
             ids = choices.argmax(-1)
-        goes_on = ~self.ends & (self.t < self.limit)[:, None]
-        gain = torch.where(goes_on, logprobs.gather(2, ids[..., None])[..., 0], 0)
+        goes_on = (self.t < self.limit)[:, None] > self.ends  # and has not ended
+        gain = torch.where(goes_on[..., None], logprobs.gather(2, ids[..., None]), 0)
         ids = torch.where(goes_on, ids, self.end[0])
-        self.put(total=self.total + gain, ends=self.ends | (goes_on & self._ends(ids)))
-        self.put(size=self.size + (goes_on & ~self.ends), done=self.ends.all(1) | (self.t + 1 >= self.limit))
+        ending = goes_on & self._ends(ids)
+        self.ends.logical_or_(ending)
+        self.size.add_(goes_on > ending)
         self._write(ids)
-        self.gains.index_copy_(2, self.t, gain[..., None])
+        self.gains.index_copy_(2, self.t, gain)
         if how.repetition_penalty != 1:
             self.used.scatter_(2, ids[..., None], True)
         return ids, self.parents
+
+    def over(self):
+        return self.ends.all(1) | (self.t >= self.limit)
 
     def _penalised(self, logits: Float[Tensor, "B N V"]) -> Float[Tensor, "B K V"]:
         less = torch.where(logits > 0, logits / self.how.repetition_penalty, logits * self.how.repetition_penalty)
         return torch.where(self.used, less, logits)
 
     def _results(self, which):
-        totals, sizes, ends, tokens, gains = self._taken(which, "total", "size", "ends", "tokens", "gains")
-        written = (sizes + ends).clamp_max(len(self.norms) - 1)  # a stop string may end a row at its last token
-        scores = totals.double() / self.norms.cpu()[written]
-        told = (x.tolist() for x in (sizes, totals, scores, ends))
-        for row in zip(tokens, gains, *told, strict=True):
-            yield [
-                Found(ids[:size].tolist(), total, score, ended, tuple(gain[:size].tolist()))
-                for ids, gain, size, total, score, ended in zip(*row, strict=True)
-            ]
+        tokens, gains, *rest = self._taken(which, "tokens", "gains", "size", "ends", "limit")
+        norms = self.norms.tolist()
+        for *row, limit in zip(tokens, gains, *(x.tolist() for x in rest), strict=True):
+            found = []
+            for ids, gain, size, ended in zip(*row, strict=True):
+                written = min(size + ended, limit)  # with the end; but a stop string may end a row at its last token
+                total = math.fsum(gain[:written].tolist())
+                each = tuple(gain[:size].tolist())
+                found.append(Found(ids[:size].tolist(), total, total / norms[written], ended, each))
+            yield found
 
 
 def _used(prompt: Int[Tensor, "B T"], lengths: Int[Tensor, " B"] | None, ways: int, v: int) -> Bool[Tensor, "B K V"]:

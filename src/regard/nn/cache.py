@@ -88,9 +88,10 @@ class Cache:
 
     def slots(self, t: int) -> Int[Tensor, "B T"]:
         """Where the next t tokens of each row stand: one after another in the first lane or, forked, side by side."""
-        ahead = torch.arange(t, device=self.position.device)
-        ahead = ahead if self.seen is not None else ahead * self.lanes
-        return (self.position[:, None] * self.lanes + ahead).clamp_max(self.max_len * self.lanes)
+        first = self.position[:, None] if self.lanes == 1 else self.position[:, None] * self.lanes
+        if t > 1:
+            first = first + torch.arange(t, device=first.device) * (1 if self.seen is not None else self.lanes)
+        return first.clamp_max(self.max_len * self.lanes)
 
     def span(self, t: int) -> int:
         """How many slots a step of t tokens has to look at: all, in a compiled graph or where asking would wait for a
@@ -117,9 +118,10 @@ class Cache:
 
     def visible(self, slots: Int[Tensor, "B T"], span: int) -> Bool[Tensor, "rows queries S"] | None:
         """Which slots a step may look at, its own included, beside those that come after; None where all."""
+        if self.lanes == 1:
+            return None
         if self.seen is None:
-            lane = torch.arange(span, device=slots.device) % self.lanes == 0
-            return None if self.lanes == 1 else lane[None, None]
+            return (torch.arange(span, device=slots.device) % self.lanes == 0)[None, None]
         self.seen.scatter_(2, slots[..., None], True)
         return self.seen[:, :, :span]
 
@@ -141,6 +143,8 @@ class Cache:
             given = given.detach().to(held.dtype)
             if place is not None:
                 held[layer, :, :, place] = given
+            elif slots.shape[0] == 1:  # by half the kernel
+                held[layer].index_copy_(2, slots[0], given)
             else:
                 held[layer].scatter_(2, slots[:, None, :, None].expand_as(given), given)
         return KeyValue(self.k[layer, :, :, :span], self.v[layer, :, :, :span])

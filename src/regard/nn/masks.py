@@ -294,9 +294,24 @@ def lower(mask: Mask, t: int, s: int, *, device: torch.device, dtype: torch.dtyp
         alive = may.any(-1, keepdim=True)
         may = may | (~alive & (torch.arange(s, device=device) == 0))
     if mask.slopes is None:
-        return Lowered(bias=may, alive=alive)
+        return Lowered(bias=may if may is None or not _in_every_layer(device) else as_added(may, dtype), alive=alive)
     bias = _alibi(mask, t, s, device, torch.promote_types(dtype, torch.float32)).to(dtype)
     return Lowered(bias=bias if may is None else bias.masked_fill(~may, float("-inf")), alive=alive)
+
+
+def _in_every_layer(device: torch.device) -> bool:
+    """Whether a kernel would turn a boolean mask into what it adds, in each layer again: not where all is computed in
+    one precision, as in decoding, and it can be done before."""
+    return device.type == "cuda" and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cuda")
+
+
+def as_added(may: Bool[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+    """A boolean mask as it is added to scores.
+
+    >>> as_added(torch.tensor([True, False]), torch.float32)
+    tensor([0., -inf])
+    """
+    return may.to(dtype).log_()
 
 
 def side_by_side(mask: Mask, place: slice | None, s: int) -> Mask:
