@@ -124,11 +124,13 @@ def test_the_best_by_bleu_is_kept_even_if_the_loss_prefers_another(pairs, tmp_pa
 
 def test_what_is_better():
     first = {"step": 1, "loss": 2.0, "bleu": 7.0}
-    assert _is_better({"loss": 3.0, "bleu": 7.1}, first)
-    assert not _is_better({"loss": 1.0, "bleu": 6.9}, first)
-    assert _is_better({"loss": 1.0, "bleu": 7.0}, first)  # of equals the one with less loss
-    assert not _is_better({"loss": 2.0, "bleu": 7.0}, first)
-    assert not _is_better({"loss": float("nan"), "bleu": 9.0}, first)
+    assert _is_better({"loss": 3.0, "bleu": 7.1}, first, "bleu")
+    assert not _is_better({"loss": 1.0, "bleu": 6.9}, first, "bleu")
+    assert _is_better({"loss": 1.0, "bleu": 7.0}, first, "bleu")  # of equals the one with less loss
+    assert not _is_better({"loss": 2.0, "bleu": 7.0}, first, "bleu")
+    assert not _is_better({"loss": float("nan"), "bleu": 9.0}, first, "bleu")
+    assert _is_better({"loss": 3.0, "accuracy": 0.8}, {"step": 1, "loss": 2.0, "accuracy": 0.7}, "accuracy")
+    assert not _is_better({"loss": 3.0, "accuracy": 0.8}, {"step": 1, "loss": 2.0, "accuracy": 0.7})
     assert _is_better({"loss": 1.0}, {"step": 1, "loss": 2.0})
     assert not _is_better({"loss": 2.0}, {"step": 1, "loss": 1.0})
 

@@ -97,6 +97,7 @@ class Trainer:
         self.parts = self.train.micro_batches
         self.seconds = 0.0
         self.best: dict[str, Any] = {}
+        self.chosen_by = CHOSEN_BY.get(self.data.task, "")
         self.bad_validations = 0
         # On the device: loss, predictions, updates skipped since the last line; skipped in a row; skipped in all.
         self.sums = torch.zeros(5, dtype=torch.float64, device=self.device)
@@ -300,7 +301,7 @@ class Trainer:
         reached, begun = self._elapsed(), time.perf_counter()
         with self._averaged():
             found = self.score()
-            better = found is None or _is_better(found, self.best)
+            better = found is None or _is_better(found, self.best, self.chosen_by)
             if better:
                 self.best = {"step": self.number, **(found or {"loss": 0.0})}
                 self.bad_validations = 0
@@ -405,7 +406,7 @@ class Trainer:
                 sums[name] += scattered(value, self.parameters[name]).to(self.device)
         self._put({name: total / len(folders) for name, total in sums.items()})
         found = self.score()
-        if found is None or _is_better(found, self.best):
+        if found is None or _is_better(found, self.best, self.chosen_by):
             self._export(self.weights)
             self.best = {"step": self.number, **(found or {"loss": 0.0}), "average": len(folders)}
         if found is not None:
@@ -549,11 +550,16 @@ class Trainer:
         return bool(self.signal)
 
 
-def _is_better(found: dict[str, float], best: dict[str, Any]) -> bool:
-    """By BLEU where there is one, then by the loss. A loss that is no number is never better."""
+# What the weights to use are chosen by, before the loss, which grows while a classifier that is sure of itself is right
+# more often.
+CHOSEN_BY = {"translate": "bleu", "classify": "accuracy", "tag": "accuracy"}
+
+
+def _is_better(found: dict[str, float], best: dict[str, Any], by: str = "") -> bool:
+    """By a score where it was computed, then by the loss. A loss that is no number is never better."""
 
     def rank(scores: dict[str, Any]) -> tuple[float, float]:
-        return scores.get("bleu", 0.0), -scores["loss"]
+        return scores.get(by, 0.0), -scores["loss"]
 
     return math.isfinite(found["loss"]) and (not best or rank(found) > rank(best))
 
