@@ -6,6 +6,7 @@ word has a tag. A word's tag is read at its first token, as it was in training.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -170,17 +171,18 @@ def tag(model: Model, sentences: Sequence[Sequence[str] | str]) -> list[Tagged]:
     answers: list[tuple[list[int], list[float]]] = [([], [])] * len(parts)
     for batch in rows.read(model, [row for _, row, _ in parts]):
         best = _logits(model, batch).softmax(-1).max(-1)
-        for i, part in enumerate(batch.rows):
-            at = torch.tensor(parts[part][2], device=best.indices.device)
-            answers[part] = best.indices[i, at].tolist(), best.values[i, at].tolist()
+        likeliest, probable = best.indices.cpu(), best.values.cpu()  # at once: a device is waited for each time
+        for part, ids, probabilities in zip(batch.rows, likeliest, probable, strict=True):
+            at = parts[part][2]
+            answers[part] = ids[at].tolist(), probabilities[at].tolist()
     for (sentence, *_), (ids, probabilities) in zip(parts, answers, strict=True):
         tags[sentence] += [model.labels[id] for id in ids]
         shares[sentence] += probabilities
-    n_parts = [sum(1 for sentence, *_ in parts if sentence == i) for i in range(len(words))]
+    n_parts = Counter(sentence for sentence, *_ in parts)
     marks = is_scheme(model.labels)
     return [
-        Tagged(tuple(w), tuple(t), tuple(p), tuple(_spans(w, t)) if marks else (), n > 1)
-        for w, t, p, n in zip(words, tags, shares, n_parts, strict=True)
+        Tagged(tuple(w), tuple(t), tuple(p), tuple(_spans(w, t)) if marks else (), n_parts[i] > 1)
+        for i, (w, t, p) in enumerate(zip(words, tags, shares, strict=True))
     ]
 
 
