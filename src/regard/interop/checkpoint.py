@@ -2,7 +2,8 @@
 
 config.json              which family, how large, with which head; the names of its labels
 model.safetensors        the weights, in one file or in several that model.safetensors.index.json lists
-tokenizer.json           or, of older ones, vocab.txt (BERT), or vocab.json and merges.txt (GPT-2, RoBERTa)
+tokenizer.json           or, of older ones, vocab.txt (BERT), or vocab.json and merges.txt (GPT-2, RoBERTa), or
+                         source.spm, target.spm and vocab.json (Marian)
 tokenizer_config.json    the roles of the special tokens; special_tokens_map.json has them, too
 generation_config.json   the tokens that end a text
 modules.json             how sentence-transformers makes one vector of a text
@@ -24,6 +25,7 @@ from torch import Tensor
 from regard.config import Contrastive, Labels, ModelConfig, Pooled, RegardError, Stack, Tokens, Vocabulary
 from regard.data.tokenizer import SPECIAL, Tokenizer
 from regard.interop import config_from_hf, from_hf
+from regard.interop.sentencepiece import read_pieces, unigram
 from regard.model import Parts
 from regard.schema import InputError, read_json
 from regard.weights import read_weights
@@ -108,6 +110,8 @@ def _tokenizers(folder: Path, hf: Mapping[str, Any], config: ModelConfig) -> tup
     towers = (config.encoder, config.decoder, config.text)
     if not any(tower is not None and isinstance(tower.input, Tokens) for tower in towers):
         return None, None
+    if not (folder / "tokenizer.json").exists() and (folder / "source.spm").exists():
+        return _marian(folder, hf, "target"), _marian(folder, hf, "source")
     own = folder / "target"  # as our own export has it
     tokenizer = read_tokenizer(own if own.is_dir() else folder, hf)
     source = read_tokenizer(folder, hf) if own.is_dir() else None
@@ -134,6 +138,18 @@ def read_tokenizer(folder: Path, hf: Mapping[str, Any]) -> Tokenizer:
         raise
     except Exception as error:  # the library raises nothing more precise
         raise InputError(f"{folder}: its tokenizer cannot be read ({error})") from None
+    return Tokenizer(inner, dict(_roles(inner, settings, hf)))
+
+
+def _marian(folder: Path, hf: Mapping[str, Any], side: str) -> Tokenizer:
+    """One side's of an OPUS-MT directory."""
+    settings, own = _settings(folder), folder / "target_vocab.json"
+    file = own if side == "target" and own.exists() else folder / "vocab.json"
+    pieces, ids = read_pieces(folder / f"{side}.spm"), read_json(file)
+    try:
+        inner = unigram(pieces, ids)
+    except InputError as error:
+        raise InputError(f"{folder}: {error}") from None
     return Tokenizer(inner, dict(_roles(inner, settings, hf)))
 
 
