@@ -244,7 +244,8 @@ def _own_parts(folder: Path, task: Any, config: Any, options: Any) -> Parts:
     own = folder / "source.tokenizer.json"
     tokenizer = Tokenizer.load(folder / "tokenizer.json") if reads_text else None
     source = Tokenizer.load(own) if own.exists() else None
-    return Parts(net, task, tokenizer, source, {**options, "labels": _labels(folder)})
+    between = tokenizer.between() if tokenizer is not None and net.config.shape == "encoder" else []
+    return Parts(net, task, tokenizer, source, {**options, "labels": _labels(folder), "between": between})
 
 
 def _check_tokenizers(path: Path, parts: Parts) -> None:

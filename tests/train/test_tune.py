@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 
 import pytest
 import torch
@@ -9,10 +10,12 @@ import torch.nn.functional as F
 from rich.console import Console
 from safetensors.torch import load_file
 
+import foreign
 import regard
 import toy
 from regard.config import InputError
 from regard.data.prepare import prepare
+from regard.decode.chat import chat_template
 from regard.nn import Transformer
 from regard.recipe import Recipe, completed
 from regard.schema import ConfigError, from_dict
@@ -166,6 +169,31 @@ def test_pairs_have_segments_where_the_model_has(reader, tmp_path):
     batch = made.batches.part(0)
     assert sorted(set(batch.segments.flatten().tolist())) == [0, 1]
     assert (batch.inputs[:, 0] == given.tokenizer.start).all()
+
+
+def test_pairs_are_parted_as_the_given_model_parts_them(tmp_path):
+    """RoBERTa has a second end between two texts; what is trained is what is read afterwards, and what they read."""
+    _, theirs, folder = foreign.made(foreign.CASES["roberta classes"], tmp_path)
+    pairs = [(f"{a} {b}", f"{b} or {a}") for a, b in zip("abcdefg", "tuvwxyz", strict=True)]
+    tmp_path.joinpath("pairs.tsv").write_text("".join(f"{a}\t{b}\tyes\n{b}\t{a}\tno\n" for a, b in pairs))
+    data = {"train": {"files": str(tmp_path / "pairs.tsv")}, "valid": {}, "hold_out": 0.2, "columns": ["1", "2", "3"]}
+    made, given = trainer(tmp_path, folder, "classify", data=data)
+    batch = made.batches.part(0)
+    rows = {tuple(row[:n]) for row, n in zip(batch.inputs.tolist(), batch.layout.lengths.tolist(), strict=True)}
+    both = [pair for a, b in pairs for pair in ((a, b), (b, a))]
+    assert rows <= {tuple(theirs(a, b).input_ids) for a, b in both}
+    assert made.batches.size(0).real == sum(map(len, rows))
+    run = tuned(tmp_path, folder, "classify", data=data, steps=1, valid_every=1, checkpoint_every=1)
+    assert regard.load(run.path).between == given.between == [theirs.sep_token_id]
+
+
+def test_what_was_made_to_chat_still_is(tmp_path, writer):
+    given = tmp_path / "given"
+    shutil.copytree(writer, given)
+    (given / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    run = tuned(tmp_path, given, "generate", steps=1, valid_every=1, checkpoint_every=1)
+    assert chat_template(regard.load(run.path)) == (given / "chat_template.jinja").read_text()
+    assert chat_template(regard.load(writer)) is None
 
 
 # ---------------------------------------------------------------------------------------

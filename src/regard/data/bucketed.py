@@ -25,6 +25,7 @@ class Bucketed(Batches):
     def __init__(self, data: DataDir, split: str, train: Train, *, shuffled: bool, n_segments: int = 0):
         super().__init__(data, split, train, shuffled=shuffled)
         self.n_segments = n_segments
+        self.between = self.tokenizer.between() if "second" in self.columns else []  # two texts, beside the first's end
         if data.task == "tag":
             tags = self.columns["tag"]
             so_far = np.concatenate([[0], np.cumsum(np.asarray(tags.ids) >= 0)])
@@ -53,7 +54,7 @@ class Bucketed(Batches):
             return source, np.ones_like(source)
         source = columns["text"].lengths[rows] + 2  # start, end
         if "second" in columns:
-            source = source + columns["second"].lengths[rows] + 1
+            source = source + len(self.between) + columns["second"].lengths[rows] + 1
         return source, np.ones_like(source)
 
     def _order(self, epoch: int) -> tuple[Ids, Ids, Ids]:
@@ -94,7 +95,8 @@ class Bucketed(Batches):
         ids, lengths = joined(self.columns["text"], rows, before=tokens.start, after=tokens.end, pad=tokens.pad)
         segments = None
         if "second" in self.columns:
-            more, extra = joined(self.columns["second"], rows, after=tokens.end, pad=tokens.pad)
+            before = self.between[0] if self.between else None
+            more, extra = joined(self.columns["second"], rows, before=before, after=tokens.end, pad=tokens.pad)
             ids, segments = _side_by_side(ids, lengths, more, extra, tokens.pad)
             lengths = lengths + extra
         real = np.arange(ids.shape[1]) < lengths[:, None]

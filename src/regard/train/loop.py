@@ -26,6 +26,7 @@ from regard.config import InputError, ModelConfig, Recurrent, RegardError
 from regard.data.batch import draws
 from regard.data.batches import Batches, make_batches
 from regard.data.store import DataDir
+from regard.decode.chat import chat_template
 from regard.memory import keep_freed_memory
 from regard.model import Model
 from regard.nn import Transformer
@@ -619,7 +620,9 @@ def train(
         if not resume:
             began = None if other is None else trainer.begin_from(other)
             if world.first:
-                place.create(trainer.recipe, trainer.config, opened, began)
+                writes = recipe.data.task in ("generate", "prefer")
+                template = chat_template(other) if other is not None and writes else None
+                place.create(trainer.recipe, trainer.config, opened, began, template)
             world.wait()
         else:
             trainer.resume()

@@ -42,10 +42,15 @@ class Run:
         return self.path / "model.safetensors"
 
     def create(
-        self, recipe: Recipe, model: ModelConfig, data: DataDir, began_from: dict[str, Any] | None = None
+        self,
+        recipe: Recipe,
+        model: ModelConfig,
+        data: DataDir,
+        began_from: dict[str, Any] | None = None,
+        chat_template: str | None = None,
     ) -> None:
         """Make the directory, all of it or nothing; one that exists is left alone. ``began_from`` tells of the model
-        that the run began with."""
+        that the run began with; a ``chat_template`` was its, and stays."""
         if self.path.exists():
             last = checkpoint.checkpoints(self.path)
             if (self.path / "config.json").exists() and last:
@@ -61,6 +66,8 @@ class Run:
             shutil.copyfile(file, draft / file.name)
         if data.labels:
             write_text(draft / "labels.json", json.dumps(data.labels, ensure_ascii=False))
+        if chat_template is not None:
+            write_text(draft / "chat_template.jinja", chat_template)
         (draft / self.metrics.name).touch()
         config = {
             "format": FORMAT,
