@@ -6,7 +6,7 @@ translation.py  translate, export
 generation.py   generate, chat
 reading.py      fill, classify, tag, embed
 evaluation.py   evaluate
-learning.py     quickstart, walk, explain, presets
+learning.py     quickstart, walk, explain, check, presets
 
 Results go to standard output, as text for people or with ``--json`` for programs; a user's mistake is one line on
 standard error and exit code 2. Nothing heavy is imported before a command needs it, so that ``--help`` answers at once.

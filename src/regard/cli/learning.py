@@ -1,4 +1,4 @@
-"""To see how things work: quickstart, walk, explain, presets."""
+"""To see how things work, and whether: quickstart, walk, explain, check, presets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli.shared import AsJson, Changes, app, given, show
+from regard.cli.shared import AsJson, Changes, Device, ModelName, app, given, lines_of, load, show
 from regard.config import InputError, ModelConfig
 
 
@@ -63,6 +63,32 @@ def walk(
         assert text is not None
         options = given(target=target, layer=layer, head=head, seed=seed)
         show(walk_text(text, model=None if model is None else _config(model), **options), as_json)
+
+
+@app.command()
+def check(
+    model: ModelName,
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts to check it on.", show_default=False)] = None,
+    file: Annotated[str | None, typer.Option(help="The same from a file, a text a line: the first 20.")] = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whether batches, caches, padding and beams change what a model says. They must not.
+
+    regard check runs/en-de --file my-sentences.txt
+    """
+    if texts and file:
+        raise InputError(f"texts and --file ({file}); give one of them")
+    from itertools import islice
+
+    from regard.check import TEXTS
+    from regard.check import check as hold
+
+    lines = list(islice(lines_of([file]), 20)) if file else texts or TEXTS
+    found = hold(load(model, device, "float32"), lines)
+    show(found, as_json, width=140)
+    if not found.holds:
+        raise typer.Exit(1)
 
 
 @app.command()

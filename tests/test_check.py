@@ -1,0 +1,111 @@
+"""`regard check`: it holds for every shape, and where something is broken it says what and where."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import regard
+import toy
+from regard import check, presets, recipe
+from regard.check import TEXTS
+from regard.config import InputError
+from regard.data.tokenizer import Tokenizer
+from regard.model import Model
+from regard.nn import Transformer
+from regard.train.loop import train
+from regard.train.watch import Watch
+
+BYTES = Tokenizer.train([], recipe.Tokenizer(kind="bytes"))
+TASKS = {"decoder": "generate", "encoder-decoder": "translate", "encoder": "embed"}
+OVER_TEXT = [
+    name
+    for name in presets.names()
+    if name.startswith("tiny_")
+    and (config := presets.preset(name)).shape in TASKS
+    and all(getattr(t, "input", None) is None or t.input.kind == "tokens" for t in (config.encoder, config.decoder))
+]
+
+
+def model(name, **changes):
+    torch.manual_seed(3)
+    table = {"preset": name, **changes}
+    config = recipe.model_config(table, vocab_size=len(BYTES), source_vocab_size=len(BYTES), n_labels=3)
+    return Model(Transformer(config), TASKS[config.shape], BYTES, BYTES)
+
+
+@pytest.mark.parametrize("name", OVER_TEXT)
+def test_it_holds_for_every_shape_over_text(name):
+    found = check.check(model(name), ["a dog", "two cats sleep here", "b"])
+    assert found.holds, found.to_dict()
+    assert {one.law for one in found.findings} >= ({2, 3, 4, 5, 6} if "coder" in name and "en" not in name else {3, 5})
+
+
+def leak(module, inputs, output):
+    """A layer that looks at all there is, the future and the padding too."""
+    first = output[0] if isinstance(output, tuple) else output
+    mixed = first + 0.1 * first.mean(1, keepdim=True)
+    return (mixed, *output[1:]) if isinstance(output, tuple) else mixed
+
+
+def test_what_is_broken_is_named(monkeypatch):
+    whole = check._in_float64
+
+    def broken(model):
+        net = whole(model)
+        net.decoder.stack.blocks[1].register_forward_hook(leak)
+        return net
+
+    monkeypatch.setattr(check, "_in_float64", broken)
+    found = check.check(model("tiny_decoder"), ["a dog", "two cats sleep here"])
+    wrong = {one.law: one for one in found.findings if not one.holds}
+    assert not found.holds
+    assert wrong.keys() == {2, 3, 4}
+    assert {one.where for one in wrong.values()} == {"decoder layer 1"}
+
+
+def test_a_search_that_scores_wrongly_is_found(monkeypatch):
+    def search(*args, **options):
+        return [[best._replace(logprob=best.logprob - 0.5)] for best, *_ in real(*args, **options)]
+
+    real = check.search
+    monkeypatch.setattr(check, "search", search)
+    found = check.check(model("tiny_encoder_decoder"), ["a dog"])
+    assert [one.what for one in found.findings if not one.holds] == [
+        "a beam's score is the model's own of that sequence"
+    ]
+
+
+def test_positions_that_do_nothing_are_found():
+    given = model("tiny_encoder")
+    given.net.encoder.positions.weight.data.zero_()
+    found = check.check(given, ["a dog sleeps"])
+    assert [one.what for one in found.findings if not one.holds] == ["with positions, order counts"]
+
+
+def test_images(tmp_path):
+    torch.manual_seed(3)
+    found = check.check(Model(Transformer(presets.tiny_vit()), "classify", None))
+    assert found.holds
+    assert [one.law for one in found.findings] == [5]
+
+
+def test_nothing_to_check_on():
+    with pytest.raises(InputError, match="nothing to check a model on; give at least one text"):
+        check.check(model("tiny_decoder"), [" "])
+
+
+def test_the_command(tmp_path):
+    made, data = toy.prepared(tmp_path, "translate", n=37, steps=3, valid_every=3, checkpoint_every=3)
+    run = train(made, data.path, tmp_path / "run", device="cpu", watch=Watch(quiet=True)).path
+    said = subprocess.run(
+        [sys.executable, "-m", "regard", "check", str(run), "--device", "cpu", "--json"], capture_output=True, text=True
+    )
+    assert (said.returncode, said.stderr) == (0, "")
+    told = json.loads(said.stdout)
+    wanted = check.check(regard.load(run, device="cpu"), TEXTS).to_dict()
+    assert told["holds"]
+    assert told["model"] == wanted["model"] == str(run)
+    assert [one["what"] for one in told["findings"]] == [one["what"] for one in wanted["findings"]]
