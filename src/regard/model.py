@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from regard.decode.caption import Caption
     from regard.decode.generate import Generation
     from regard.decode.translate import Translation
     from regard.encode.fill import Filled
@@ -63,7 +64,8 @@ class Model:
         self.task = task
         self._tokenizer, self._source_tokenizer = tokenizer, source_tokenizer
         towers = (net.config.encoder, net.config.decoder)
-        limits = [limit for tower in towers if (limit := getattr(tower, "position_limit", None)) is not None]
+        over_text = [tower for tower in towers if tower is not None and isinstance(tower.input, Tokens)]
+        limits = [limit for tower in over_text if (limit := getattr(tower, "position_limit", None)) is not None]
         self.longest = min([longest, *limits])  # tokens of the longest text it was trained on, and has positions for
         self.labels = tuple(labels)  # names by their ids: of texts for classify, of words for tag
         self.pooling: Pooling | None = pooling  # how a text becomes one vector, where the model was trained to a way
@@ -157,6 +159,13 @@ class Model:
         from regard.decode.generate import generate
 
         return generate(self, [prompts] if isinstance(prompts, str) else prompts, **options)
+
+    def caption(self, images: Sequence[Any] | str | Path, **options: Any) -> list[Caption]:
+        """What each image shows, in words. Images are paths, bytes of a file, images of pillow, or arrays (H, W, 3);
+        options are those of :class:`~regard.decode.Decoding` (beam, n_best, length_penalty ...)."""
+        from regard.decode.caption import caption
+
+        return caption(self, [images] if isinstance(images, str | Path) else images, **options)
 
     def logits(self, *inputs: Tensor) -> Any:
         """The network's own output: ``logits(ids)``, ``logits(source_ids, target_ids)``, ``logits(pixels)``."""

@@ -26,11 +26,14 @@ class Pictures(Batches):
 
     def __init__(self, data: DataDir, split: str, train: Train, *, shuffled: bool):
         super().__init__(data, split, train, shuffled=shuffled)
-        self.n = len(self.columns["image"])
+        self.n = self._n_rows()
         self.batch = min(train.batch_images or BATCH, self.n)
         self.order = lru_cache(maxsize=2)(self._order)
         told = data.manifest["images"]
         self.mean, self.std = torch.tensor(told["mean"]), torch.tensor(told["std"])
+
+    def _n_rows(self) -> int:
+        return len(self.columns["image"])
 
     def __len__(self) -> int:
         return self.n // self.batch if self.shuffled else math.ceil(self.n / self.batch)

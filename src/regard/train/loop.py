@@ -69,7 +69,7 @@ class Trainer:
                 raise InputError(
                     f"train.bleu ({self.train.bleu}) needs held-out pairs; give data.valid or data.hold_out"
                 )
-            tasks.bleu(data, self.shown, [""])  # what is missing for it shows now, not after an hour
+            self._bleu_of([""])  # what is missing for it shows now, not after an hour
         if self.device.type == "cpu":
             keep_freed_memory()
         torch.manual_seed(self.train.seed)
@@ -334,12 +334,19 @@ class Trainer:
         """sacreBLEU on the first held-out pairs: the first process's. Where each has a shard, all translate with it."""
         value = torch.zeros((), dtype=torch.float64, device=self.device)
         if self.world.first or self.world.shard:
-            rows = range(min(self.train.bleu, len(self.shown["source"])))
+            said_of, column = (
+                (tasks.captions, "image") if self.data.task == "caption" else (tasks.translations, "source")
+            )
+            rows = range(min(self.train.bleu, len(self.shown[column])))
             with self._decoding():
-                said = tasks.translations(self.model, self.data, self.shown, rows)
+                said = said_of(self.model, self.data, self.shown, rows)
             if self.world.first:
-                value += tasks.bleu(self.data, self.shown, said)
+                value += self._bleu_of(said)
         return self.world.sum(value).item()
+
+    def _bleu_of(self, said: list[str]) -> float:
+        score = tasks.caption_bleu if self.data.task == "caption" else tasks.bleu
+        return score(self.data, self.shown, said)
 
     def samples(self) -> list[dict[str, str]]:
         with self._decoding():
