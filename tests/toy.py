@@ -119,6 +119,7 @@ MODELS = {
     "images": {"preset": "tiny_vit"},
     "caption": {"preset": "tiny_captioner", "decoder": {"max_len": 97}},
     "show": {"preset": "tiny_show_attend_tell"},
+    "match": {"preset": "tiny_clip", "text": {"max_len": 97}},
 }
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from regard.decode.translate import Translation
     from regard.encode.fill import Filled
     from regard.encode.labels import Classification, Given, Scored, Tagged
+    from regard.encode.match import Match
 
 SHIPPED = Path(__file__).parents[2] / "models"
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -143,12 +144,16 @@ class Model:
         return tag(self, [sentences] if isinstance(sentences, str) else sentences)
 
     def embed(
-        self, texts: Sequence[str] | str, pool: Pooling | None = None, normalise: bool = True
+        self, texts: Sequence[Any] | str, pool: Pooling | None = None, normalise: bool = True
     ) -> NDArray[np.float32]:
         """A vector for each text, (N, d): the mean of its tokens' vectors, the first one's or the last one's, of length
-        1 unless told otherwise. Left out, the way is the one that the model was trained to, or the mean."""
+        1 unless told otherwise. Left out, the way is the one that the model was trained to, or the mean. A model that
+        matches images and texts also takes images: paths (not as strings), bytes, images of pillow, arrays."""
         from regard.encode.embed import embed
+        from regard.encode.match import embed_images
 
+        if len(texts) and not isinstance(texts[0], str) and self.config.text is not None:
+            return embed_images(self, texts, normalise)
         return embed(self, [texts] if isinstance(texts, str) else texts, pool=pool, normalise=normalise)
 
     def generate(self, prompts: Sequence[str] | str, **options: Any) -> list[Generation]:
@@ -166,6 +171,15 @@ class Model:
         from regard.decode.caption import caption
 
         return caption(self, [images] if isinstance(images, str | Path) else images, **options)
+
+    def match(
+        self, images: Sequence[Any] | str | Path, texts: Sequence[str], templates: Sequence[str] = ("{}",)
+    ) -> Match:
+        """How well each image fits each text, (N, M): probabilities of the texts, and cosines. A template is what a
+        text stands in, "a photo of a {}"; of several, the mean of the vectors counts."""
+        from regard.encode.match import match
+
+        return match(self, [images] if isinstance(images, str | Path) else images, texts, templates)
 
     def logits(self, *inputs: Tensor) -> Any:
         """The network's own output: ``logits(ids)``, ``logits(source_ids, target_ids)``, ``logits(pixels)``."""

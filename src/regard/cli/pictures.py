@@ -1,4 +1,4 @@
-"""Images and texts: caption."""
+"""Images and texts: caption, match."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from regard.cli.shared import AsJson, Beam, Device, LengthPenalty, ModelName, Penalty, Precision, app, given, load
+from regard.config import InputError
 
 Photos = Annotated[list[str], typer.Argument(help="Files of images.", show_default=False)]
 
@@ -42,3 +43,37 @@ def caption(
         for one in (found, *found.others):
             columns = [str(number)] if found.others else []
             print(*columns, *([f"{one.score:.4f}"] if scores else []), one.text, sep="\t", flush=True)
+
+
+@app.command()
+def match(
+    model: ModelName,
+    images: Photos,
+    labels: Annotated[str | None, typer.Option(help="What they may show, with commas between: dog,cat.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="A text that may fit them; may be given again.")] = None,
+    template: Annotated[
+        list[str] | None, typer.Option(help="What a label stands in, as {}; may be given again.  [default: {}]")
+    ] = None,
+    device: Device = None,
+    precision: Precision = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which of some labels or texts fits each image, without training for them.
+
+    regard match MODEL photo.jpg --labels dog,cat --template "a photo of a {}"
+    """
+    texts = [*(text or ()), *(label.strip() for label in (labels or "").split(",") if label.strip())]
+    if not texts:
+        raise InputError("--labels or --text: give what the images may show: --labels dog,cat")
+    loaded = load(model, device, precision)
+    found = loaded.match(images, texts, template or ["{}"])
+    for image, shares, cosines in zip(images, found.probabilities.tolist(), found.cosines.tolist(), strict=True):
+        if as_json:
+            fits = {
+                "probabilities": dict(zip(texts, shares, strict=True)),
+                "cosines": dict(zip(texts, cosines, strict=True)),
+            }
+            print(json.dumps({"image": image, **fits}, ensure_ascii=False), flush=True)
+            continue
+        best = max(range(len(texts)), key=shares.__getitem__)
+        print(texts[best], f"{shares[best]:.4f}", *([image] if len(images) > 1 else []), sep="\t", flush=True)

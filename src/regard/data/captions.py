@@ -80,14 +80,19 @@ class Matches(Captions):
         real = int((self.columns["text"].lengths[self.chosen(step // len(self))[rows]] + self.n_special).sum())
         return Size(wanted=len(rows), tokens=len(rows), real=real, padded=len(rows) * self.longest)
 
-    def make(self, step: int, rows: Ids) -> Batch:
-        tokens, texts = self.tokenizer, self.chosen(step // len(self))[rows]
+    def texts(self, texts: Ids) -> tuple[torch.Tensor, Layout]:
+        """Some texts as the model reads them."""
+        tokens = self.tokenizer
         ids, lengths = joined(self.columns["text"], texts, before=tokens.start, after=tokens.end, pad=tokens.pad)
+        return self._padded(ids, tokens.pad), Layout(lengths=torch.from_numpy(lengths))
+
+    def make(self, step: int, rows: Ids) -> Batch:
+        ids, layout = self.texts(self.chosen(step // len(self))[rows])
         return Batch(
             torch.from_numpy(self.columns["image"][rows]),
             Layout(),
             torch.zeros(len(rows), dtype=torch.int64),  # every row is a pair
-            self._padded(ids, tokens.pad),
-            Layout(lengths=torch.from_numpy(lengths)),
+            ids,
+            layout,
             treatment=self._treatment(step, rows) if self.shuffled else Treatment(self.mean, self.std),
         )

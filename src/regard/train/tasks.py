@@ -20,12 +20,15 @@ from regard.config import Recurrent
 from regard.data.augment import Treatment, treated
 from regard.data.batch import Vectors
 from regard.data.batches import Batch
+from regard.data.captions import Matches
 from regard.data.store import DataDir
 from regard.decode import Decoding
 from regard.decode.search import search
+from regard.evaluate.retrieval import recalls
 from regard.model import Model
 from regard.nn import Transformer
 from regard.nn.heads import ContrastiveHead, VocabularyHead
+from regard.nn.masks import Layout
 from regard.train.objectives import token_loss
 
 
@@ -130,7 +133,11 @@ def vectors(model: Transformer, batch: Batch) -> Vectors:
     batch = batch.ready(model_dtype(model))
     assert batch.target is not None
     pair = model(batch.inputs, batch.target, target_layout=batch.target_layout)
-    return Vectors(pair.first, pair.text, batch.wanted >= 0)
+    return Vectors(_wide(pair.first), _wide(pair.text), batch.wanted >= 0)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _contrastive_loss(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -142,13 +149,13 @@ def _contrastive_loss(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]
     the scale, of which each takes its share; and of the loss itself, its own pairs'."""
     assert batch.target is not None
     pair = model(batch.inputs, batch.target, target_layout=batch.target_layout)
-    own, scale = Vectors(pair.first.float(), pair.text.float(), batch.wanted >= 0), pair.scale.float()
+    own, scale = Vectors(_wide(pair.first), _wide(pair.text), batch.wanted >= 0), _wide(pair.scale)
     if batch.beside is None:
         return _pairs_loss(own, scale).sum() / 2, own.real.sum()
     assert batch.place is not None
     at = batch.place + torch.arange(len(own.real), device=own.real.device)
     whole = Vectors(*(all.index_copy(0, at, mine) for all, mine in zip(batch.beside, own, strict=True)))
-    share = own.real.sum() / whole.real.sum()
+    share = own.real.sum().to(scale.dtype) / whole.real.sum()
     each = _pairs_loss(whole, scale.detach() + share * (scale - scale.detach()))
     total = each.sum() / 2
     mine = each[:, at].sum().detach() / 2
@@ -157,11 +164,30 @@ def _contrastive_loss(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]
 
 def _pairs_loss(given: Vectors, scale: Tensor) -> Tensor:
     """Of each image, and of each text, (2, N); 0 where there is no pair."""
-    logits = scale * given.first @ given.text.T
+    with torch.autocast(given.first.device.type, enabled=False):
+        logits = scale * given.first @ given.text.T
     logits = logits.masked_fill(given.real ^ given.real[:, None], float("-inf"))  # rows of nothing stay finite
     right = torch.where(given.real, torch.arange(len(logits), device=logits.device), -1)
     sides = [F.cross_entropy(side, right, ignore_index=-1, reduction="none") for side in (logits, logits.T)]
     return torch.stack(sides)
+
+
+def retrieval(model: Transformer, batches: Matches, device: torch.device) -> dict[str, float]:
+    """The loss of held-out pairs, a batch at a time, and how often the right one is found among all of them."""
+    head = model.head
+    assert isinstance(head, ContrastiveHead)
+    images, texts, total = [], [], torch.zeros((), dtype=torch.float64, device=device)
+    scale = _wide(head.log_scale.exp().clamp(max=100))
+    for step in range(len(batches)):
+        found = vectors(model, batches.part(step).to(device))
+        total += _pairs_loss(found, scale).sum() / 2
+        images.append(found.first)
+    for rows in np.array_split(np.arange(len(batches.columns["of"])), len(batches)):
+        ids, layout = batches.texts(rows)
+        layout = Layout(lengths=None if layout.lengths is None else layout.lengths.to(device))
+        texts.append(_wide(head.embed_text(model.encode_text(ids.to(device), layout).hidden, layout)))
+    of = torch.from_numpy(np.asarray(batches.columns["of"], np.int64)).to(device)
+    return {"loss": float(total) / batches.n, **recalls(torch.cat(images), torch.cat(texts), of)}
 
 
 def _pair_loss(model: Transformer, batch: Batch, out: Tensor) -> Tensor:
@@ -194,9 +220,7 @@ class Objective(nn.Module):
         super().__init__()
         self.model, self.smoothing, self.r_drop, self.beta = model, smoothing, r_drop, beta
 
-    def forward(
-        self, batch: Batch, tallied: bool = False, looks: bool = False
-    ) -> Tensor | dict[str, Tensor] | Vectors:
+    def forward(self, batch: Batch, tallied: bool = False, looks: bool = False) -> Tensor | dict[str, Tensor] | Vectors:
         if tallied:
             return tally(self.model, batch, self.beta)
         if looks:
@@ -378,6 +402,17 @@ def _captioned(model: Transformer, data: DataDir, columns, i: int, device) -> di
     return {"image": str(i + 1), "model": said, "reference": data.tokenizer.decode(columns["text"][row])}
 
 
+def _matched(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
+    """Which of the first few texts it would give an image."""
+    of, tokens = np.asarray(columns["of"]), data.tokenizer
+    rows = np.flatnonzero(of < 29)[:97]
+    texts = [tokens.decode(columns["text"][row]) for row in rows]
+    told = {"longest": data.manifest["data"]["max_tokens"], "images": data.manifest["images"]}
+    cosines = Model(model, data.task, tokens, **told).match(columns["image"][i : i + 1], texts).cosines[0]
+    right = int(np.flatnonzero(of[rows] == i)[0])
+    return {"image": str(i + 1), "model": texts[int(cosines.argmax())], "reference": texts[right]}
+
+
 def _tagged(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
     tokens, text, tags = data.tokenizer, columns["text"][i], columns["tag"][i]
     logits = model(_ids([tokens.start, *text, tokens.end], device))
@@ -411,6 +446,7 @@ _SAMPLES = {
     "tag": _tagged,
     "prefer": _answered,
     "caption": _captioned,
+    "match": _matched,
 }
 
 
