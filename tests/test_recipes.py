@@ -33,7 +33,7 @@ def test_overfits_ten_examples(path, tmp_path):
     recipe = recipes.read(path)
     task = "images" if recipe.data.images is not None and recipe.data.task == "classify" else recipe.data.task
     data = recipe.data.replace(
-        images=recipe.data.images and recipe.data.images.replace(names=()),
+        images=recipe.data.images and recipe.data.images.replace(names=(), size=min(recipe.data.images.size, 32)),
         train=recipes.Files(**{k: (v,) for k, v in toy.write(tmp_path, task, 10, 1, "train").items()}),
         valid=recipes.Files(),
         hold_out=0.0,

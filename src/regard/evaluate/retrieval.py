@@ -93,5 +93,5 @@ def evaluate_matches(model: Model, examples: Sequence[Captioned], *, name: str =
 
 
 def _recall(what: str, wrong: NDArray[np.int64], of: NDArray[Any], k: int) -> Score:
-    counts = np.stack([np.bincount(of, weights=wrong < k), np.bincount(of).astype(np.float64)], axis=1)
+    counts = np.stack([np.bincount(of, weights=hits) for hits in (wrong < k, np.ones(len(of)))], axis=1)
     return Score.of_sums(f"{what} R@{k}", counts, lambda sums: float(100 * sums[0] / max(sums[1], 1)))
