@@ -93,5 +93,6 @@ def evaluate_matches(model: Model, examples: Sequence[Captioned], *, name: str =
 
 
 def _recall(what: str, wrong: NDArray[np.int64], of: NDArray[Any], k: int) -> Score:
-    counts = np.stack([np.bincount(of, weights=hits) for hits in (wrong < k, np.ones(len(of)))], axis=1)
+    hits = [np.bincount(of, weights=each) for each in (wrong < k, np.ones(len(of)))]
+    counts = np.stack(hits, axis=1).astype(np.float64)
     return Score.of_sums(f"{what} R@{k}", counts, lambda sums: float(100 * sums[0] / max(sums[1], 1)))
