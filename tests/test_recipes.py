@@ -64,6 +64,8 @@ def test_overfits_ten_examples(path, tmp_path):
         if begin is None and tower is not None and getattr(tower, "d_model", 0):
             dropout = {"dropout": 0.0, "attn_dropout": 0.0, "mlp_dropout": 0.0, "embed_dropout": 0.0}
             small[name] = {**dropout, **(SMALL if tower.d_model > SMALL["d_model"] else {})}
+        elif begin is None and getattr(tower, "d_attention", None):  # the attention GRU
+            small[name] = {"dropout": 0.0, "d_input": 64, "d_hidden": 64, "d_attention": 64}
     recipe = recipe.replace(data=data, model=merge(recipe.model, small), train=settings)
     prepared = prepare(recipe.data, tmp_path / "data", tokenizers=tokenizers)
     run = train(recipe, prepared.path, tmp_path / "run", device="cpu", begin_from=begin, watch=Watch(quiet=True))
