@@ -1,6 +1,7 @@
 """Small data that tests prepare and train on: made here, learnable, of every task."""
 
 import contextlib
+import json
 import os
 import random
 from pathlib import Path
@@ -60,6 +61,8 @@ def write(folder: Path, task: str, n: int, seed: int, name: str) -> dict:
         return {"source": str(source), "target": str(target)}
     if task == "images":
         return {"files": str(images(folder / name, n, seed))}
+    if task in CAPTIONED:
+        return {"files": str(captions(folder / name, n, seed))}
     if task in ("generate", "fill"):
         file = folder / f"{name}.txt"
         file.write_text("".join(f"{t}\n" for t in texts), encoding="utf-8")
@@ -93,6 +96,23 @@ def images(folder: Path, n: int, seed: int, size: int = 15) -> Path:
     return folder
 
 
+def captions(folder: Path, n: int, seed: int, size: int = 15) -> Path:
+    """A table of images with one to three captions each, that say where they are bright."""
+    images(folder, n // 3, seed, size)
+    draw, rows = random.Random(seed), []
+    for path in sorted(folder.glob("*/*.png"), key=lambda path: path.name):
+        light = {"above": "light above", "below": "light below", "nowhere": "no light"}[path.parent.name]
+        said = [f"{word} {light}" for word in draw.sample(["a", "the", "some", "there is"], draw.randint(1, 3))]
+        rows.append(json.dumps({"image": str(path.relative_to(folder)), "caption": said}))
+    (folder / "captions.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return folder / "captions.jsonl"
+
+
+TASKS = {
+    "images": "classify",
+    "show": "caption",
+}  # what a recipe calls them; "show" is the captioner of a CNN and a GRU
+CAPTIONED = ("caption", "show", "match")
 COLUMNS = {"classify": ["1", "2"], "tag": ["1", "2"], "prefer": ["1", "2", "3"]}
 MODELS = {
     "translate": {"preset": "tiny_encoder_decoder"},
@@ -101,14 +121,19 @@ MODELS = {
     "classify": {"preset": "tiny_encoder", "head": {"kind": "pooled"}},
     "tag": {"preset": "tiny_tagger"},
     "images": {"preset": "tiny_vit"},
+    "caption": {"preset": "tiny_captioner", "decoder": {"max_len": 97}},
+    "show": {"preset": "tiny_show_attend_tell"},
+    "match": {"preset": "tiny_clip", "text": {"max_len": 97}},
 }
 
 
 def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = None, **train) -> recipe.Recipe:
     """A recipe on raw files that are written first."""
-    over_images = {"images": {"size": 15}} if task == "images" else {}
+    sizes = {"images": 15, "caption": 12, "show": 12, "match": 15}
+    over_images = {"images": {"size": sizes[task]}} if task in sizes else {}
+    changed = {k: v for k, v in CHANGED.items() if task == "images" or k not in ("mixup", "cutmix")}
     data = {
-        "task": "classify" if over_images else task,
+        "task": TASKS.get(task, task),
         **over_images,
         "train": write(folder, task, n, 1, "train"),
         "valid": write(folder, task, 31, 2, "valid"),
@@ -118,10 +143,12 @@ def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = N
     }
     settings = {
         "steps": 20, "batch_tokens": 256, "lr": 0.01, "warmup": 5, "valid_every": 10, "checkpoint_every": 5,
-        "log_every": 1, **(CHANGED if over_images else {}), **train,
+        "log_every": 1, **(changed if over_images else {}), **train,
     }  # fmt: skip
-    longer = {name: {"max_len": 97} for name in ("encoder", "decoder") if task == "translate" or name in _TOWER[task]}
-    if over_images:
+    longer = {
+        name: {"max_len": 97} for name in ("encoder", "decoder") if task == "translate" or name in _TOWER.get(task, "")
+    }
+    if task == "images":
         longer = {"encoder": {}}
     table = {"data": data, "model": model or {**MODELS[task], **longer}, "train": settings}
     return from_dict(recipe.Recipe, table)
@@ -137,7 +164,6 @@ _TOWER = {
     "fill": "encoder",
     "classify": "encoder",
     "tag": "encoder",
-    "images": "",
 }
 
 

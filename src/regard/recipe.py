@@ -31,11 +31,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regard import presets
-from regard.config import Grid, Labels, ModelConfig, Patches, Pooled, Recurrent, Stack, Vocabulary
+from regard.config import Contrastive, Grid, Labels, ModelConfig, Patches, Pooled, Recurrent, Stack, Vocabulary
 from regard.schema import ConfigError, Node, at_least, fractions, from_dict, merge, read_json, read_toml
 
-Task = Literal["translate", "generate", "fill", "classify", "tag", "prefer"]
-OVER_IMAGES: tuple[Task, ...] = ("classify",)  # what can be learned from images
+Task = Literal["translate", "generate", "fill", "classify", "tag", "prefer", "caption", "match"]
+CAPTIONED: tuple[Task, ...] = ("caption", "match")  # images with texts
+OVER_IMAGES: tuple[Task, ...] = ("classify", *CAPTIONED)  # what can be learned from images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ class Data(Node):
     task: Task
     """translate (text to text), generate (next token), fill (masked tokens; of a recurrent model: the next and the one
     before), classify (a label a text, or an image), tag (a label a word), prefer (of two answers to a prompt, the
-    better one)."""
+    better one), caption (a text of an image), match (which text belongs to which image)."""
     train: Files
     """The files to learn from."""
     valid: Files = Files()
@@ -122,8 +123,8 @@ class Data(Node):
     """Without valid files: the last share of the training data is held out for validation."""
     columns: tuple[str, ...] = ()
     """Names of the columns, or their numbers from 1 where there is no header: source, target; text, label; text, second
-    text, label; image, label; word, tag; text; prompt, chosen, rejected. Left out: the first ones, of files without a
-    header (conll: the first and the last)."""
+    text, label; image, label; image, text; word, tag; text; prompt, chosen, rejected. Left out: the first ones,
+    of files without a header (conll: the first and the last)."""
     labels: Literal["names", "numbers"] = "names"
     """For classify: a label is one of several names, or a number that is to be met as closely as possible."""
     documents: Literal["file", "paragraph", "line"] = "file"
@@ -135,7 +136,7 @@ class Data(Node):
     tokenizer: Tokenizer = Tokenizer()
     """How text becomes ids."""
     images: Images | None = None
-    """How images become pixels, for a task over images: classify. Left out: it is over text."""
+    """How images become pixels, for a task over images: classify, caption, match. Left out: it is over text."""
 
     def problems(self) -> Iterator[str]:
         if self.train.empty:
@@ -152,6 +153,8 @@ class Data(Node):
                 yield f"images: goes with task {' or '.join(map(repr, OVER_IMAGES))}, not {self.task!r}; leave it out"
             elif len(self.columns) == 3:
                 yield f"columns ({', '.join(self.columns)}): of images there are two, image and label"
+        elif self.task in CAPTIONED:
+            yield f"images: missing; {self.task} is over images: give images = {{ size = 224 }}"
         if "0" in self.columns:
             yield "columns (0) are counted from 1"
         if self.labels == "numbers" and self.task != "classify":
@@ -258,7 +261,7 @@ class Train(Node):
     """Steps between validations."""
     bleu: int = 0
     """For translate: so many held-out sentences are translated (greedily) at each validation and scored with sacreBLEU;
-    the model is then chosen by that, not by the loss. 0 translates none."""
+    the model is then chosen by that, not by the loss. For caption: so many images. 0 translates none."""
     checkpoint_every: int = 500
     """Steps between checkpoints."""
     keep: int = 2
@@ -351,8 +354,11 @@ class Recipe(Node):
             if getattr(train, name):
                 wrong, right = ("images", "text") if over_images else (task, "images")
                 yield f"train.{name} ({getattr(train, name)}): goes with {right}; for {wrong} leave it out"
-        if train.bleu and task != "translate":
-            yield f"train.bleu ({train.bleu}): only translations have a BLEU; for {task} leave it out"
+        if train.bleu and task not in ("translate", "caption"):
+            yield f"train.bleu ({train.bleu}): only translations and captions have a BLEU; for {task} leave it out"
+        for name in _NOT_FOR.get(task, ()):
+            if getattr(train, name):
+                yield f"train.{name} ({getattr(train, name)}) does not go with task {task!r}; leave it out"
         if task == "prefer" or self.data.labels == "numbers":
             what = "task 'prefer'" if task == "prefer" else "labels that are numbers"
             more = ["word_dropout"] if task == "prefer" else ["mixup", "cutmix"]
@@ -363,13 +369,18 @@ class Recipe(Node):
 
 IMAGE_OPTIONS = ("batch_images", "crop", "flip", "randaugment", "mixup", "cutmix", "erase")  # of Train
 
-FITS: dict[str, tuple[str, type[Vocabulary | Labels | Pooled]]] = {
+# What two images share when they are mixed are labels; and pairs are each other's labels.
+_NOT_FOR = {"caption": ("mixup", "cutmix"), "match": ("mixup", "cutmix", "smoothing", "r_drop")}
+
+FITS: dict[str, tuple[str, type[Vocabulary | Labels | Pooled | Contrastive]]] = {
     "translate": ("encoder-decoder", Vocabulary),
     "generate": ("decoder", Vocabulary),
     "fill": ("encoder", Vocabulary),
     "classify": ("encoder", Pooled),
     "tag": ("encoder", Labels),
     "prefer": ("decoder", Vocabulary),
+    "caption": ("encoder-decoder", Vocabulary),
+    "match": ("two encoders", Contrastive),
 }
 
 
@@ -388,7 +399,12 @@ def completed(recipe: Recipe, given: ModelConfig) -> Recipe:
     _, head = FITS[recipe.data.task]
     if not isinstance(given.head, head):
         pool: Any = "mean" if isinstance(given.last, Recurrent) else "class"
-        plain = (Vocabulary(), Labels(n_labels=1, dropout=0.1), Pooled(pool=pool, dropout=0.1))
+        plain = (
+            Vocabulary(),
+            Labels(n_labels=1, dropout=0.1),
+            Pooled(pool=pool, dropout=0.1),
+            Contrastive(d_embed=512),
+        )
         model["head"] = next(new for new in plain if isinstance(new, head)).to_dict()
     model["head"].pop("n_labels", None)  # the data says how many
     if recipe.data.images is not None and given.encoder is not None:
@@ -416,7 +432,7 @@ def model_config(
     >>> model_config({"preset": "vit_b16"}, vocab_size=0, images=Images(size=32)).encoder.n_positions
     5
     """
-    sizes = {"encoder": source_vocab_size or vocab_size, "decoder": vocab_size}
+    sizes = {"encoder": source_vocab_size or vocab_size, "decoder": vocab_size, "text": vocab_size}
     if isinstance(table, dict):
         table = _without_gaps(table, sizes, n_labels)
         if images is not None:

@@ -23,7 +23,8 @@ def evaluate(
     length_penalty: LengthPenalty = None,
     penalty: Penalty = None,
     file: Annotated[
-        str | None, typer.Option(help="Of a model that classifies or tags: a labelled file, or images.")
+        str | None,
+        typer.Option(help="Of a model that classifies, tags, captions or matches: a file with labels or captions."),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Its columns, by name or number.  [default: as trained]")] = None,
     shots: Annotated[
@@ -61,7 +62,8 @@ def evaluate(
     elif file is not None and shots is not None:
         page, cards = _of_shots(models, file, columns, shots, picture, prompted)
     elif file is not None:
-        page, cards = _compared(_of_labels(models, file, columns))
+        options = given(beam=beam, length_penalty=length_penalty, penalty=penalty)
+        page, cards = _compared(_of_file(models, file, columns, options))
     else:
         options = given(beam=beam, length_penalty=length_penalty, penalty=penalty)
         page, cards = _compared(_of_translations(models, source, reference, language, options))
@@ -91,14 +93,26 @@ def _of_translations(models: Models, source: Any, reference: Any, language: str,
     return cards
 
 
-def _of_labels(models: Models, file: str, columns: str | None) -> Cards:
+def _of_file(models: Models, file: str, columns: str | None, options: dict[str, Any]) -> Cards:
+    """Labels of a labelled file; captions, or which belongs to which, of one that has images and texts."""
+    from regard.decode.watch import translating
     from regard.evaluate import evaluate_labels, read_examples, set_name
+    from regard.evaluate.captions import evaluate_captions, read_captioned
+    from regard.evaluate.retrieval import evaluate_matches
 
     named = columns.split(",") if columns else ()
-    return [
-        (each, evaluate_labels(each, read_examples(each, file, named), name=set_name(file)))
-        for each in models("classify", "tag")
-    ]
+    cards: Cards = []
+    for each in models("classify", "tag", "caption", "match"):
+        if each.task == "caption":
+            examples = read_captioned(each, file, named)
+            with translating(str(each.path)) as progress:
+                card: Any = evaluate_captions(each, examples, name=set_name(file), progress=progress, **options)
+        elif each.task == "match":
+            card = evaluate_matches(each, read_captioned(each, file, named), name=set_name(file))
+        else:
+            card = evaluate_labels(each, read_examples(each, file, named), name=set_name(file))
+        cards.append((each, card))
+    return cards
 
 
 def _of_shots(

@@ -45,6 +45,11 @@ class Picture(NamedTuple):
             return self.source.stat().st_size
         return len(self.source) if isinstance(self.source, bytes) else self.source.nbytes
 
+    @property
+    def key(self) -> str:
+        """What is the same for the same image, wherever it is named."""
+        return str(self.source) if isinstance(self.source, Path) else self.sha256()
+
     def sha256(self) -> str:
         """Of its bytes, as they lie in its file; of an array, of its numbers."""
         data = self.source.read_bytes() if isinstance(self.source, Path) else bytes(self.source)

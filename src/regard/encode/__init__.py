@@ -6,4 +6,5 @@ labels.py  a label for a text, a tag for each word
 spans.py   tags to spans: IOB1, IOB2 (BIO), BIOES
 shots.py   a label for a text from a language model and a few examples
 embed.py   a vector for a text
+match.py   how well images and texts fit, in one space
 """
