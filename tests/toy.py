@@ -58,7 +58,7 @@ def write(folder: Path, task: str, n: int, seed: int, name: str) -> dict:
         source.write_text("".join(f"{t}\n" for t in texts), encoding="utf-8")
         target.write_text("".join(f"{backwards(t)}\n" for t in texts), encoding="utf-8")
         return {"source": str(source), "target": str(target)}
-    if task == "images":
+    if task in ("images", "paint"):
         return {"files": str(images(folder / name, n, seed))}
     if task in ("generate", "fill"):
         file = folder / f"{name}.txt"
@@ -101,14 +101,15 @@ MODELS = {
     "classify": {"preset": "tiny_encoder", "head": {"kind": "pooled"}},
     "tag": {"preset": "tiny_tagger"},
     "images": {"preset": "tiny_vit"},
+    "paint": {"preset": "tiny_vq_vae"},
 }
 
 
 def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = None, **train) -> recipe.Recipe:
     """A recipe on raw files that are written first."""
-    over_images = {"images": {"size": 15}} if task == "images" else {}
+    over_images = {"images": {"size": 15}} if task in ("images", "paint") else {}
     data = {
-        "task": "classify" if over_images else task,
+        "task": "classify" if task == "images" else task,
         **over_images,
         "train": write(folder, task, n, 1, "train"),
         "valid": write(folder, task, 31, 2, "valid"),
@@ -118,7 +119,7 @@ def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = N
     }
     settings = {
         "steps": 20, "batch_tokens": 256, "lr": 0.01, "warmup": 5, "valid_every": 10, "checkpoint_every": 5,
-        "log_every": 1, **(CHANGED if over_images else {}), **train,
+        "log_every": 1, **(CHANGED if task == "images" else PAINTED if over_images else {}), **train,
     }  # fmt: skip
     longer = {name: {"max_len": 97} for name in ("encoder", "decoder") if task == "translate" or name in _TOWER[task]}
     if over_images:
@@ -131,6 +132,7 @@ def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = N
 CHANGED = {
     "batch_images": 13, "crop": 0.5, "flip": 0.5, "randaugment": 5, "mixup": 0.2, "cutmix": 1.0, "erase": 0.25,
 }  # fmt: skip
+PAINTED = {name: value for name, value in CHANGED.items() if name not in ("mixup", "cutmix")}
 _TOWER = {
     "translate": "",
     "generate": "decoder",
@@ -138,6 +140,7 @@ _TOWER = {
     "classify": "encoder",
     "tag": "encoder",
     "images": "",
+    "paint": "",
 }
 
 

@@ -158,6 +158,19 @@ class Model:
 
         return generate(self, [prompts] if isinstance(prompts, str) else prompts, **options)
 
+    def codes(self, images: Sequence[Any]) -> NDArray[np.int64]:
+        """The codes of images, (N, P), a row of an image after the other: what a model that paints has for tokens.
+        Images are paths, bytes of a file, images of pillow, or arrays (H, W, 3)."""
+        from regard.encode.codes import codes
+
+        return codes(self, [images] if isinstance(images, str | Path | bytes) else images)
+
+    def paint(self, codes: NDArray[np.integer] | Sequence[Sequence[int]]) -> NDArray[np.uint8]:
+        """The images of codes, (N, H, W, C)."""
+        from regard.encode.codes import paint
+
+        return paint(self, codes)
+
     def logits(self, *inputs: Tensor) -> Any:
         """The network's own output: ``logits(ids)``, ``logits(source_ids, target_ids)``, ``logits(pixels)``."""
         with torch.no_grad():

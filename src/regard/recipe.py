@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regard import presets
-from regard.config import Grid, Labels, ModelConfig, Patches, Pooled, Recurrent, Stack, Vocabulary
+from regard.config import Codes, Grid, Labels, ModelConfig, Patches, Pooled, Recurrent, Stack, Vocabulary
 from regard.schema import ConfigError, Node, at_least, fractions, from_dict, merge, read_json, read_toml
 
-Task = Literal["translate", "generate", "fill", "classify", "tag", "prefer"]
-OVER_IMAGES: tuple[Task, ...] = ("classify",)  # what can be learned from images
+Task = Literal["translate", "generate", "fill", "classify", "tag", "prefer", "paint"]
+OVER_IMAGES: tuple[Task, ...] = ("classify", "paint")  # what can be learned from images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class Data(Node):
     task: Task
     """translate (text to text), generate (next token), fill (masked tokens; of a recurrent model: the next and the one
     before), classify (a label a text, or an image), tag (a label a word), prefer (of two answers to a prompt, the
-    better one)."""
+    better one), paint (images from a few codes, which makes tokens of them)."""
     train: Files
     """The files to learn from."""
     valid: Files = Files()
@@ -122,8 +122,8 @@ class Data(Node):
     """Without valid files: the last share of the training data is held out for validation."""
     columns: tuple[str, ...] = ()
     """Names of the columns, or their numbers from 1 where there is no header: source, target; text, label; text, second
-    text, label; image, label; word, tag; text; prompt, chosen, rejected. Left out: the first ones, of files without a
-    header (conll: the first and the last)."""
+    text, label; image, label; image; word, tag; text; prompt, chosen, rejected. Left out: the first ones, of files
+    without a header (conll: the first and the last)."""
     labels: Literal["names", "numbers"] = "names"
     """For classify: a label is one of several names, or a number that is to be met as closely as possible."""
     documents: Literal["file", "paragraph", "line"] = "file"
@@ -135,7 +135,7 @@ class Data(Node):
     tokenizer: Tokenizer = Tokenizer()
     """How text becomes ids."""
     images: Images | None = None
-    """How images become pixels, for a task over images: classify. Left out: it is over text."""
+    """How images become pixels, for a task over images: classify, paint. Left out: it is over text."""
 
     def problems(self) -> Iterator[str]:
         if self.train.empty:
@@ -143,7 +143,8 @@ class Data(Node):
         for name, files in (("train", self.train), ("valid", self.valid)):
             if files.source and self.task != "translate":
                 yield f"{name}.source: only translate reads two sides; for {self.task} give files"
-        needed = {"classify": (2, 3), "generate": (1,), "fill": (1,), "prefer": (3,)}.get(self.task, (2,))
+        counts = {"classify": (2, 3), "generate": (1,), "fill": (1,), "prefer": (3,), "paint": (1,)}
+        needed = counts.get(self.task, (2,))
         if self.columns and len(self.columns) not in needed:
             wanted = " or ".join(map(str, needed))
             yield f"columns ({', '.join(self.columns)}): {self.task} needs {wanted}, not {len(self.columns)}"
@@ -152,6 +153,8 @@ class Data(Node):
                 yield f"images: goes with task {' or '.join(map(repr, OVER_IMAGES))}, not {self.task!r}; leave it out"
             elif len(self.columns) == 3:
                 yield f"columns ({', '.join(self.columns)}): of images there are two, image and label"
+        elif self.task == "paint":
+            yield "images: missing; task 'paint' is over images: images = { size = 32 }"
         if "0" in self.columns:
             yield "columns (0) are counted from 1"
         if self.labels == "numbers" and self.task != "classify":
@@ -353,8 +356,8 @@ class Recipe(Node):
                 yield f"train.{name} ({getattr(train, name)}): goes with {right}; for {wrong} leave it out"
         if train.bleu and task != "translate":
             yield f"train.bleu ({train.bleu}): only translations have a BLEU; for {task} leave it out"
-        if task == "prefer" or self.data.labels == "numbers":
-            what = "task 'prefer'" if task == "prefer" else "labels that are numbers"
+        if task in ("prefer", "paint") or self.data.labels == "numbers":
+            what = f"task {task!r}" if task != "classify" else "labels that are numbers"
             more = ["word_dropout"] if task == "prefer" else ["mixup", "cutmix"]
             for name in ("smoothing", "r_drop", *more):
                 if getattr(train, name):
@@ -363,13 +366,14 @@ class Recipe(Node):
 
 IMAGE_OPTIONS = ("batch_images", "crop", "flip", "randaugment", "mixup", "cutmix", "erase")  # of Train
 
-FITS: dict[str, tuple[str, type[Vocabulary | Labels | Pooled]]] = {
+FITS: dict[str, tuple[str, type[Vocabulary | Labels | Pooled | Codes]]] = {
     "translate": ("encoder-decoder", Vocabulary),
     "generate": ("decoder", Vocabulary),
     "fill": ("encoder", Vocabulary),
     "classify": ("encoder", Pooled),
     "tag": ("encoder", Labels),
     "prefer": ("decoder", Vocabulary),
+    "paint": ("encoder", Codes),
 }
 
 
@@ -388,7 +392,7 @@ def completed(recipe: Recipe, given: ModelConfig) -> Recipe:
     _, head = FITS[recipe.data.task]
     if not isinstance(given.head, head):
         pool: Any = "mean" if isinstance(given.last, Recurrent) else "class"
-        plain = (Vocabulary(), Labels(n_labels=1, dropout=0.1), Pooled(pool=pool, dropout=0.1))
+        plain = (Vocabulary(), Labels(n_labels=1, dropout=0.1), Pooled(pool=pool, dropout=0.1), Codes())
         model["head"] = next(new for new in plain if isinstance(new, head)).to_dict()
     model["head"].pop("n_labels", None)  # the data says how many
     if recipe.data.images is not None and given.encoder is not None:

@@ -52,7 +52,9 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize(
-    ("work", "how"), [("translate", "copy"), ("translate", "shard"), ("images", "copy")], indirect=["work"]
+    ("work", "how"),
+    [("translate", "copy"), ("translate", "shard"), ("images", "copy"), ("paint", "copy")],
+    indirect=["work"],
 )
 def test_two_processes_are_one(work, how):
     folder, data = work
