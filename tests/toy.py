@@ -13,7 +13,8 @@ from regard import recipe
 from regard.data.prepare import prepare
 from regard.data.store import DataDir
 from regard.schema import from_dict
-from regard.train.loop import Trainer
+from regard.train.loop import Trainer, train
+from regard.train.watch import Watch
 
 # Real text, for tests that skip where it is not.
 SHARED = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -58,7 +59,7 @@ def write(folder: Path, task: str, n: int, seed: int, name: str) -> dict:
         source.write_text("".join(f"{t}\n" for t in texts), encoding="utf-8")
         target.write_text("".join(f"{backwards(t)}\n" for t in texts), encoding="utf-8")
         return {"source": str(source), "target": str(target)}
-    if task in ("images", "paint"):
+    if task in ("images", "paint", "draw"):
         return {"files": str(images(folder / name, n, seed))}
     if task in ("generate", "fill"):
         file = folder / f"{name}.txt"
@@ -93,6 +94,12 @@ def images(folder: Path, n: int, seed: int, size: int = 15) -> Path:
     return folder
 
 
+def painter(folder: Path) -> Path:
+    """A run of a model that paints, hardly trained."""
+    made, data = prepared(folder, "paint", n=31, steps=3, valid_every=3)
+    return train(made, data.path, folder / "run", device="cpu", watch=Watch(quiet=True)).path
+
+
 COLUMNS = {"classify": ["1", "2"], "tag": ["1", "2"], "prefer": ["1", "2", "3"]}
 MODELS = {
     "translate": {"preset": "tiny_encoder_decoder"},
@@ -102,12 +109,15 @@ MODELS = {
     "tag": {"preset": "tiny_tagger"},
     "images": {"preset": "tiny_vit"},
     "paint": {"preset": "tiny_vq_vae"},
+    "draw": {"preset": "tiny_decoder"},
 }
 
 
-def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = None, **train) -> recipe.Recipe:
+def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = None, **options) -> recipe.Recipe:
     """A recipe on raw files that are written first."""
-    over_images = {"images": {"size": 15}} if task in ("images", "paint") else {}
+    over_images = {"images": {"size": 15}} if task in ("images", "paint", "draw") else {}
+    if task == "draw":
+        over_images = {"images": {"size": 15, "tokenizer": str(painter(folder / "painter"))}, "max_tokens": 11}
     data = {
         "task": "classify" if task == "images" else task,
         **over_images,
@@ -119,11 +129,11 @@ def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = N
     }
     settings = {
         "steps": 20, "batch_tokens": 256, "lr": 0.01, "warmup": 5, "valid_every": 10, "checkpoint_every": 5,
-        "log_every": 1, **(CHANGED if task == "images" else PAINTED if over_images else {}), **train,
+        "log_every": 1, **(CHANGED if task == "images" else PAINTED if task == "paint" else {}), **options,
     }  # fmt: skip
     longer = {name: {"max_len": 97} for name in ("encoder", "decoder") if task == "translate" or name in _TOWER[task]}
     if over_images:
-        longer = {"encoder": {}}
+        longer = {"encoder": {}} if task != "draw" else {}
     table = {"data": data, "model": model or {**MODELS[task], **longer}, "train": settings}
     return from_dict(recipe.Recipe, table)
 
@@ -141,6 +151,7 @@ _TOWER = {
     "tag": "encoder",
     "images": "",
     "paint": "",
+    "draw": "",
 }
 
 

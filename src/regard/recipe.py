@@ -34,8 +34,8 @@ from regard import presets
 from regard.config import Codes, Grid, Labels, ModelConfig, Patches, Pooled, Recurrent, Stack, Vocabulary
 from regard.schema import ConfigError, Node, at_least, fractions, from_dict, merge, read_json, read_toml
 
-Task = Literal["translate", "generate", "fill", "classify", "tag", "prefer", "paint"]
-OVER_IMAGES: tuple[Task, ...] = ("classify", "paint")  # what can be learned from images
+Task = Literal["translate", "generate", "fill", "classify", "tag", "prefer", "paint", "draw"]
+OVER_IMAGES: tuple[Task, ...] = ("classify", "paint", "draw")  # what can be learned from images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,10 @@ class Images(Node):
     max_broken: float = 0.01
     """Images that cannot be read are named and left out, up to this share of them; beyond, nothing is prepared."""
     names: tuple[str, ...] = ()
-    """For labels that are numbers from 0 on, as in idx files: the name of each."""
+    """For labels that are numbers from 0 on, as in idx files: the name of each; for draw, its text."""
+    tokenizer: str | None = None
+    """For draw: the run of a model that paints; the codes of images are its own. It goes along into the data and into
+    what is trained on them."""
 
     def problems(self) -> Iterator[str]:
         yield from at_least(self, 1, "size")
@@ -113,7 +116,7 @@ class Data(Node):
     task: Task
     """translate (text to text), generate (next token), fill (masked tokens; of a recurrent model: the next and the one
     before), classify (a label a text, or an image), tag (a label a word), prefer (of two answers to a prompt, the
-    better one), paint (images from a few codes, which makes tokens of them)."""
+    better one), paint (images from a few codes, which makes tokens of them), draw (a text to an image's codes)."""
     train: Files
     """The files to learn from."""
     valid: Files = Files()
@@ -122,20 +125,21 @@ class Data(Node):
     """Without valid files: the last share of the training data is held out for validation."""
     columns: tuple[str, ...] = ()
     """Names of the columns, or their numbers from 1 where there is no header: source, target; text, label; text, second
-    text, label; image, label; image; word, tag; text; prompt, chosen, rejected. Left out: the first ones, of files
-    without a header (conll: the first and the last)."""
+    text, label; image, label; image, text; image; word, tag; text; prompt, chosen, rejected. Left out: the first ones,
+    of files without a header (conll: the first and the last)."""
     labels: Literal["names", "numbers"] = "names"
     """For classify: a label is one of several names, or a number that is to be met as closely as possible."""
     documents: Literal["file", "paragraph", "line"] = "file"
     """For generate and fill from plain text: what a document is; paragraphs stand between blank lines."""
     max_tokens: int = 256
-    """For the other tasks: longer examples are dropped, and counted."""
+    """For the other tasks: longer examples are dropped, and counted. For draw every text is made so long, with padding
+    that is read, so that images begin at one place (DALL-E has 256)."""
     max_ratio: float | None = None
     """For translate: pairs whose lengths differ by more than this factor are dropped, and counted."""
     tokenizer: Tokenizer = Tokenizer()
     """How text becomes ids."""
     images: Images | None = None
-    """How images become pixels, for a task over images: classify, paint. Left out: it is over text."""
+    """How images become pixels, for a task over images: classify, paint, draw. Left out: it is over text."""
 
     def problems(self) -> Iterator[str]:
         if self.train.empty:
@@ -153,8 +157,14 @@ class Data(Node):
                 yield f"images: goes with task {' or '.join(map(repr, OVER_IMAGES))}, not {self.task!r}; leave it out"
             elif len(self.columns) == 3:
                 yield f"columns ({', '.join(self.columns)}): of images there are two, image and label"
-        elif self.task == "paint":
-            yield "images: missing; task 'paint' is over images: images = { size = 32 }"
+            if (self.task == "draw") != (self.images.tokenizer is not None):
+                yield (
+                    "images.tokenizer: missing; draw needs the run of a model that paints: regard train CODES.toml"
+                    if self.task == "draw"
+                    else f"images.tokenizer ({self.images.tokenizer}): goes with task 'draw', not {self.task!r}"
+                )
+        elif self.task in ("paint", "draw"):
+            yield f"images: missing; task {self.task!r} is over images: images = {{ size = 32 }}"
         if "0" in self.columns:
             yield "columns (0) are counted from 1"
         if self.labels == "numbers" and self.task != "classify":
@@ -331,7 +341,7 @@ class Recipe(Node):
                 f" {shape} with a {head.kind} head"
             )
         sees = config.encoder is not None and isinstance(config.encoder.input, Patches | Grid)
-        if sees != (self.data.images is not None):
+        if sees != (self.data.images is not None) and self.data.task != "draw":  # which reads codes
             reads = (config.encoder or config.last).input.kind
             yield (
                 f"data.images: missing; the model reads {reads}: give images = {{ size = 224 }}"
@@ -354,6 +364,10 @@ class Recipe(Node):
             if getattr(train, name):
                 wrong, right = ("images", "text") if over_images else (task, "images")
                 yield f"train.{name} ({getattr(train, name)}): goes with {right}; for {wrong} leave it out"
+        if task == "draw":
+            for name in ("crop", "flip", "randaugment", "mixup", "cutmix", "erase"):
+                if getattr(train, name):
+                    yield f"train.{name} ({getattr(train, name)}): draw has codes, not pixels; leave it out"
         if train.bleu and task != "translate":
             yield f"train.bleu ({train.bleu}): only translations have a BLEU; for {task} leave it out"
         if task in ("prefer", "paint") or self.data.labels == "numbers":
@@ -374,6 +388,7 @@ FITS: dict[str, tuple[str, type[Vocabulary | Labels | Pooled | Codes]]] = {
     "tag": ("encoder", Labels),
     "prefer": ("decoder", Vocabulary),
     "paint": ("encoder", Codes),
+    "draw": ("decoder", Vocabulary),
 }
 
 

@@ -5,6 +5,7 @@ training.py     prepare, train, plan, compare
 translation.py  translate, export
 generation.py   generate, chat
 reading.py      fill, classify, tag, embed
+drawing.py      draw
 evaluation.py   evaluate
 learning.py     quickstart, walk, explain, presets
 
@@ -26,7 +27,7 @@ from regard.config import RegardError
 
 # The commands, in the order of --help.
 # isort: off
-from regard.cli import training, translation, generation, reading, evaluation, learning  # noqa: F401
+from regard.cli import training, translation, generation, reading, drawing, evaluation, learning  # noqa: F401
 
 # isort: on
 

@@ -25,6 +25,7 @@ from regard.data.batch import Batch as Batch
 from regard.data.batch import Batches as Batches
 from regard.data.batch import Size as Size
 from regard.data.bucketed import Bucketed
+from regard.data.drawings import Drawings
 from regard.data.filled import Filled
 from regard.data.pictures import Pictures
 from regard.data.store import DataDir
@@ -34,6 +35,15 @@ from regard.recipe import Train
 
 def make_batches(data: DataDir, split: str, train: Train, model: ModelConfig, *, shuffled: bool = True) -> Batches:
     """A split as batches, as the recipe says: ``train`` shuffled, ``valid`` in order."""
+    if data.task == "draw":
+        drawings = Drawings(data, split, train, shuffled=shuffled)
+        limit = getattr(model.decoder, "position_limit", None)
+        if limit is not None and drawings.length > limit:
+            raise InputError(
+                f"max_len ({limit}) must be at least {drawings.length}, data.max_tokens ({drawings.room}) and"
+                f" {drawings.n_codes} codes; raise the model's, or lower data.max_tokens"
+            )
+        return drawings
     if data.images is not None:
         return Pictures(data, split, train, shuffled=shuffled)
     towers = [t for t in (model.encoder, model.decoder) if t is not None]

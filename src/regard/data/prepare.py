@@ -86,6 +86,8 @@ def prepare(
                     facts[file]["tokens_per_word"] = round(packer.tokens / max(packer.words, 1), 3)
             splits |= writer.finish()
         seen = {} if data.images is None else {"images": _colours(partial / "train.image.bin", data.images)}
+        if data.images is not None and data.images.tokenizer is not None:
+            seen["painter"] = _coded(partial, splits, data.images, data.images.tokenizer, progress)
         manifest = {
             "format": FORMAT,
             "regard": __version__,
@@ -131,6 +133,40 @@ def _colours(path: Path, images: recipe.Images) -> dict[str, Any]:
     }
 
 
+def _coded(
+    folder: Path, splits: dict[str, Any], images: recipe.Images, painter: str, progress: Progress
+) -> dict[str, Any]:
+    """A column of codes beside the images of every split, and the model that they are the codes of, as a run directory
+    of its own; what the manifest says of it."""
+    from regard.model import load  # a house above this one: what is prepared here is what that one thinks of images
+
+    model = load(painter, precision="float32")
+    model.check_task("paint")
+    told = model.images or {}
+    if (told.get("size"), told.get("channels")) != (images.size, images.channels):
+        raise InputError(
+            f"images ({images.size} x {images.size}, {images.channels} channels): {painter} paints {told.get('size')} x"
+            f" {told.get('size')}, {told.get('channels')} channels; say the same"
+        )
+    n_codes = model.config.head.n_codes  # type: ignore[union-attr]
+    for split, facts in splits.items():
+        shape = facts["columns"]["image"]["shape"]
+        pixels = np.memmap(folder / f"{split}.image.bin", np.uint8, "r").reshape(-1, *shape)
+        column = Column(folder, split, "codes", np.dtype("u2" if n_codes <= 2**16 else "i4"), ragged=False)
+        for start in range(0, len(pixels), 1_024):
+            progress(f"coding {split}", 0, 0, f"{start:,} of {len(pixels):,} images")
+            codes = model.codes(list(pixels[start : start + 1_024]))
+            column.shape = codes.shape[1:]
+            column.add([row.tobytes() for row in codes.astype(column.dtype)])
+        facts["columns"]["codes"] = column.close()
+    own = folder / "painter"
+    own.mkdir()
+    assert model.path is not None
+    for name in ("config.json", "model.safetensors"):
+        shutil.copyfile(model.path / name, own / name)
+    return {"from": painter, "n_codes": n_codes, "sha256": sha256(own / "model.safetensors")}
+
+
 # ---------------------------------------------------------------------------------------
 # What a task has
 
@@ -142,7 +178,7 @@ def text_columns(data: recipe.Data) -> tuple[str, ...]:
     ('source', 'target')
     """
     if data.images is not None:
-        return ()
+        return ("text",) if data.task == "draw" else ()
     if data.task == "translate":
         return "source", "target"
     if data.task == "prefer":
@@ -177,7 +213,8 @@ def _batches(
     texts: list[tuple[str, ...]] = []
     size = n_empty = 0
     for row in corpus.rows():
-        values = (" ".join(row.values[0]),) if data.task == "tag" else row.values[: len(names)]
+        texts_at = slice(1, 1 + len(names)) if data.images is not None else slice(len(names))  # after the image
+        values = (" ".join(row.values[0]),) if data.task == "tag" else row.values[texts_at]
         if all(map(str.strip, values)):
             rows.append(row)
             texts.append(values)
@@ -396,20 +433,24 @@ class Writer:
 
     def _filter(self, packed: dict[str, list[bytes]]) -> list[bool]:
         """Which rows stay, by the lengths of their texts; each that goes is counted once."""
+        filters: dict[str, Any] = {}
         if self.data.images is not None:
-            keep = [bool(pixels) for pixels in packed["image"]]
-            self.dropped["broken"] += len(keep) - sum(keep)
-            return keep
+            filters["broken"] = np.array([not pixels for pixels in packed["image"]], bool)
+        if not self.packers:
+            return self._kept(filters, len(packed["image"]))
         n = np.array([[len(row) // self.packers[name].dtype.itemsize for row in packed[name]] for name in self.packers])
         longest, shortest = n.sum(axis=0) if self.data.task == "classify" else n.max(axis=0), n.min(axis=0)
         if self.data.task == "prefer":
             longest = n[0] + n[1:].max(axis=0)
-        filters = {"empty": shortest == 0, "too long": longest > self.data.max_tokens}
+        filters |= {"empty": shortest == 0, "too long": longest > self.data.max_tokens}
         if self.data.task == "prefer":
             filters["alike"] = np.array([a == b for a, b in zip(packed["chosen"], packed["rejected"], strict=True)])
         if self.data.max_ratio is not None and self.data.task == "translate":
             filters["ratio"] = longest > shortest * self.data.max_ratio
-        keep = np.ones(n.shape[1], bool)
+        return self._kept(filters, n.shape[1])
+
+    def _kept(self, filters: dict[str, Any], n: int) -> list[bool]:
+        keep = np.ones(n, bool)
         for reason, bad in filters.items():
             self.dropped[reason] += int((keep & bad).sum())
             keep &= ~bad

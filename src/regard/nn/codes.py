@@ -50,7 +50,7 @@ class CodesHead(nn.Module):
         self.pixels = nn.Linear(tower.d_model, self.patches.channels * self.patches.patch_size**2)
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.codes)
+        nn.init.normal_(self.codes, std=0.05)  # only directions count, and those of short vectors turn faster
 
     def coded(self, hidden: Float[Tensor, "B P C"]) -> Coded:
         """The nearest code of each patch. In full precision: what is nearest is decided by little."""
