@@ -129,7 +129,7 @@ def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = N
     }
     settings = {
         "steps": 20, "batch_tokens": 256, "lr": 0.01, "warmup": 5, "valid_every": 10, "checkpoint_every": 5,
-        "log_every": 1, **(CHANGED if task == "images" else PAINTED if task == "paint" else {}), **options,
+        "log_every": 1, **(CHANGED if task == "images" else PAINTED if task == "paint" else {"batch_images": 13} if task == "draw" else {}), **options,
     }  # fmt: skip
     longer = {name: {"max_len": 97} for name in ("encoder", "decoder") if task == "translate" or name in _TOWER[task]}
     if over_images:

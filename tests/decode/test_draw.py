@@ -144,6 +144,6 @@ def test_what_does_not_go_with_drawing_is_refused(made, tmp_path):
 def test_a_model_must_have_room_for_all_codes(made):
     model, data, plan, _ = made
     small = model.config.replace(decoder=model.config.decoder.replace(max_len=31))
-    with pytest.raises(InputError, match="must be at least 36"):
+    with pytest.raises(InputError, match="must be at least 37"):
         make_batches(data, "train", plan.train, small)
     assert json.loads((data.path / "manifest.json").read_text())["painter"]["n_codes"] == CODES

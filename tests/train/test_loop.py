@@ -98,7 +98,7 @@ def test_killed_and_resumed_is_never_killed(task, tmp_path, monkeypatch):
         if tower in model:
             model[tower] = {**model[tower], "dropout": 0.1, "embed_dropout": 0.1}
     recipe = recipe.replace(model=model, train=recipe.train.replace(ema=0.9, average=2, micro_batches=2, log_every=3))
-    if data.has_text:
+    if data.images is None:
         recipe = recipe.replace(train=recipe.train.replace(word_dropout=0.1))
     straight = fit(recipe, data, tmp_path / "straight")
 

@@ -40,7 +40,7 @@ def make_batches(data: DataDir, split: str, train: Train, model: ModelConfig, *,
         limit = getattr(model.decoder, "position_limit", None)
         if limit is not None and drawings.length > limit:
             raise InputError(
-                f"max_len ({limit}) must be at least {drawings.length}, data.max_tokens ({drawings.room}) and"
+                f"max_len ({limit}) must be at least {drawings.length}: a start, data.max_tokens ({drawings.room}) and"
                 f" {drawings.n_codes} codes; raise the model's, or lower data.max_tokens"
             )
         return drawings

@@ -25,7 +25,7 @@ class Drawings(Pictures):
         self.batch = min(train.batch_images or BATCH, self.n)
         self.room = data.manifest["data"]["max_tokens"]  # of a text
         self.n_codes = self.columns["codes"].shape[1]  # of an image
-        self.length = self.room + self.n_codes
+        self.length = 1 + self.room + self.n_codes  # with the start, and the last code, which is written and not read
 
     def size(self, step: int) -> Size:
         n = len(self.rows(step))
@@ -33,7 +33,7 @@ class Drawings(Pictures):
 
     def make(self, step: int, rows: Ids) -> Batch:
         tokens = self.tokenizer
-        ids = np.full((len(rows), self.length), tokens.pad, np.int64)
+        ids = np.full((len(rows), self.length - 1), tokens.pad, np.int64)
         text, _ = joined(self.columns["text"], rows, before=tokens.start, pad=tokens.pad)
         codes = self.columns["codes"][rows].astype(np.int64) + len(tokens)
         ids[:, : text.shape[1]] = text
