@@ -49,6 +49,7 @@ def test_a_row_is_a_text_of_one_length_and_the_codes(made):
     codes = columns["codes"][batches.rows(0)].astype(int) + len(tokens)
     n = len(codes)
     assert batch.inputs.shape == (n, 11 + 25)
+    assert batch.at is not None
     for row, i in enumerate(batches.rows(0)):
         text = columns["text"][i].tolist()
         padding = [tokens.pad] * (11 - len(text))

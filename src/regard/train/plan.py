@@ -701,7 +701,9 @@ def plan(
 def _length(config: ModelConfig, train: Train, data: Data | None) -> int:
     """Tokens that attend to each other: a packed row's, or a text's."""
     limit = min([t.max_len for t in towers(config) if isinstance(t, c.Stack) and t.max_len], default=None)
-    if data is not None and data.task not in ("generate", "fill"):
+    if data is not None and data.task == "draw":  # a text and as many codes as a painter has, which only the data knows
+        length = limit or data.max_tokens
+    elif data is not None and data.task not in ("generate", "fill"):
         length = min(TEXT, data.max_tokens)
     else:
         length = train.row_tokens or (TEXT if config.shape == "encoder-decoder" else limit or 256)
