@@ -38,8 +38,11 @@ def test_overfits_ten_examples(path, tmp_path):
     """The recipe's own model (made small where it is large) and way of training, on ten examples made here."""
     recipe = recipes.read(path)
     task = "images" if recipe.data.images is not None and recipe.data.task == "classify" else recipe.data.task
+    images = recipe.data.images and recipe.data.images.replace(names=(), size=min(recipe.data.images.size, 32))
+    if images is not None and images.tokenizer is not None:
+        images = images.replace(size=15, channels=3, tokenizer=str(toy.painter(tmp_path / "painter")))
     data = recipe.data.replace(
-        images=recipe.data.images and recipe.data.images.replace(names=(), size=min(recipe.data.images.size, 32)),
+        images=images,
         train=recipes.Files(**{k: (v,) for k, v in toy.write(tmp_path, task, 10, 1, "train").items()}),
         valid=recipes.Files(),
         hold_out=0.0,
@@ -77,7 +80,9 @@ def test_overfits_ten_examples(path, tmp_path):
     run = train(recipe, prepared.path, tmp_path / "run", device="cpu", begin_from=begin, watch=Watch(quiet=True))
     losses = [line["loss"] for line in run.lines() if line["kind"] == "train"]
     # Other letters are masked in every step, and not all of them can be told; how often each occurs alone gives 0.7.
-    assert losses[-1] < (0.4 if task == "fill" else 0.1) * losses[0], losses
+    # A code never says all of a patch.
+    share = {"fill": 0.4, "paint": 0.2}.get(recipe.data.task, 0.1)
+    assert losses[-1] < share * losses[0], losses
 
 
 def _a_model_to_begin_with(folder, task):

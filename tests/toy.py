@@ -5,6 +5,7 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from regard import recipe
 from regard.data.prepare import prepare
 from regard.data.store import DataDir
 from regard.schema import from_dict
-from regard.train.loop import Trainer
+from regard.train.loop import Trainer, train
+from regard.train.watch import Watch
 
 # Real text, for tests that skip where it is not.
 SHARED = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -59,7 +61,7 @@ def write(folder: Path, task: str, n: int, seed: int, name: str) -> dict:
         source.write_text("".join(f"{t}\n" for t in texts), encoding="utf-8")
         target.write_text("".join(f"{backwards(t)}\n" for t in texts), encoding="utf-8")
         return {"source": str(source), "target": str(target)}
-    if task == "images":
+    if task in ("images", "paint", "draw"):
         return {"files": str(images(folder / name, n, seed))}
     if task in CAPTIONED:
         return {"files": str(captions(folder / name, n, seed))}
@@ -108,11 +110,15 @@ def captions(folder: Path, n: int, seed: int, size: int = 15) -> Path:
     return folder / "captions.jsonl"
 
 
-TASKS = {
-    "images": "classify",
-    "show": "caption",
-}  # what a recipe calls them; "show" is the captioner of a CNN and a GRU
+def painter(folder: Path) -> Path:
+    """A run of a model that paints, hardly trained."""
+    made, data = prepared(folder, "paint", n=31, steps=3, valid_every=3)
+    return train(made, data.path, folder / "run", device="cpu", watch=Watch(quiet=True)).path
+
+
+TASKS = {"images": "classify", "show": "caption"}  # as a recipe calls them; "show" has a CNN and a GRU
 CAPTIONED = ("caption", "show", "match")
+SIZES = {"images": 15, "caption": 12, "show": 12, "match": 15, "paint": 15, "draw": 15}
 COLUMNS = {"classify": ["1", "2"], "tag": ["1", "2"], "prefer": ["1", "2", "3"]}
 MODELS = {
     "translate": {"preset": "tiny_encoder_decoder"},
@@ -124,14 +130,16 @@ MODELS = {
     "caption": {"preset": "tiny_captioner", "decoder": {"max_len": 97}},
     "show": {"preset": "tiny_show_attend_tell"},
     "match": {"preset": "tiny_clip", "text": {"max_len": 97}},
+    "paint": {"preset": "tiny_vq_vae"},
+    "draw": {"preset": "tiny_decoder"},
 }
 
 
-def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = None, **train) -> recipe.Recipe:
+def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = None, **options) -> recipe.Recipe:
     """A recipe on raw files that are written first."""
-    sizes = {"images": 15, "caption": 12, "show": 12, "match": 15}
-    over_images = {"images": {"size": sizes[task]}} if task in sizes else {}
-    changed = {k: v for k, v in CHANGED.items() if task == "images" or k not in ("mixup", "cutmix")}
+    over_images: dict[str, Any] = {"images": {"size": SIZES[task]}} if task in SIZES else {}
+    if task == "draw":
+        over_images = {"images": {"size": 15, "tokenizer": str(painter(folder / "painter"))}, "max_tokens": 11}
     data = {
         "task": TASKS.get(task, task),
         **over_images,
@@ -143,12 +151,12 @@ def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = N
     }
     settings = {
         "steps": 20, "batch_tokens": 256, "lr": 0.01, "warmup": 5, "valid_every": 10, "checkpoint_every": 5,
-        "log_every": 1, **(changed if over_images else {}), **train,
+        "log_every": 1, **_changed(task), **options,
     }  # fmt: skip
     longer = {
         name: {"max_len": 97} for name in ("encoder", "decoder") if task == "translate" or name in _TOWER.get(task, "")
     }
-    if task == "images":
+    if task in ("images", "paint"):
         longer = {"encoder": {}}
     table = {"data": data, "model": model or {**MODELS[task], **longer}, "train": settings}
     return from_dict(recipe.Recipe, table)
@@ -165,6 +173,14 @@ _TOWER = {
     "classify": "encoder",
     "tag": "encoder",
 }
+
+
+def _changed(task: str) -> dict[str, Any]:
+    """As much of that as goes with a task."""
+    if task not in SIZES:
+        return {}
+    left_out = {"images": (), "draw": set(CHANGED) - {"batch_images"}}.get(task, ("mixup", "cutmix"))
+    return {name: value for name, value in CHANGED.items() if name not in left_out}
 
 
 @contextlib.contextmanager

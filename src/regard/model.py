@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from regard.decode.caption import Caption
+    from regard.decode.draw import Drawing
     from regard.decode.generate import Generation
     from regard.decode.translate import Translation
     from regard.encode.fill import Filled
@@ -180,6 +182,35 @@ class Model:
         from regard.encode.match import match
 
         return match(self, [images] if isinstance(images, str | Path) else images, texts, templates)
+
+    def draw(self, texts: Sequence[str] | str, **options: Any) -> list[list[Drawing]]:
+        """Images of each text, drawn code by code and painted; see :func:`regard.decode.draw.draw`.
+
+        ``draw("an ankle boot", n=8, temperature=1.0, top_k=0, top_p=1.0, seed=0)``
+        """
+        from regard.decode.draw import draw
+
+        return draw(self, [texts] if isinstance(texts, str) else texts, **options)
+
+    @cached_property
+    def painter(self) -> Model:
+        """Of a model that draws: the one that paints its codes, which lies in its folder."""
+        if self.path is None or not (self.path / "painter").is_dir():
+            raise InputError(f"{self.path or 'this model'}: has no painter/ beside it, and so paints nothing")
+        return load(self.path / "painter", device=self.device.type, precision="float32")
+
+    def codes(self, images: Sequence[Any]) -> NDArray[np.int64]:
+        """The codes of images, (N, P), a row of an image after the other: what a model that paints has for tokens.
+        Images are paths, bytes of a file, images of pillow, or arrays (H, W, 3)."""
+        from regard.encode.codes import codes
+
+        return codes(self, [images] if isinstance(images, str | Path | bytes) else images)
+
+    def paint(self, codes: NDArray[np.integer] | Sequence[Sequence[int]]) -> NDArray[np.uint8]:
+        """The images of codes, (N, H, W, C)."""
+        from regard.encode.codes import paint
+
+        return paint(self, codes)
 
     def logits(self, *inputs: Tensor) -> Any:
         """The network's own output: ``logits(ids)``, ``logits(source_ids, target_ids)``, ``logits(pixels)``."""

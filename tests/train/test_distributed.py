@@ -53,7 +53,7 @@ def assert_same(one, other):
 
 @pytest.mark.parametrize(
     ("work", "how"),
-    [("translate", "copy"), ("translate", "shard"), ("images", "copy"), ("match", "copy")],
+    [("translate", "copy"), ("translate", "shard"), ("images", "copy"), ("match", "copy"), ("paint", "copy")],
     indirect=["work"],
 )
 def test_two_processes_are_one(work, how):

@@ -5,7 +5,7 @@ training.py     prepare, train, plan, compare
 translation.py  translate, export
 generation.py   generate, chat
 reading.py      fill, classify, tag, embed
-pictures.py     caption, match
+pictures.py     caption, match, draw
 evaluation.py   evaluate
 learning.py     quickstart, walk, explain, presets
 

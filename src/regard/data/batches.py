@@ -6,7 +6,7 @@ part of them (:meth:`Batches.part`); parts are micro-batches and processes, and 
 changes what is drawn for it.
 
 Images are all of one size, and a batch has as many at every step: :mod:`regard.data.pictures`, and with texts
-:mod:`regard.data.captions`. Three ways to lay text out:
+:mod:`regard.data.captions`, or with texts and as codes :mod:`regard.data.drawings`. Three ways to lay text out:
 
 - a text a row, padded, rows of like length together (translate, classify, tag, prefer): :mod:`regard.data.bucketed`
 - rows of fixed length, cut from the stream of all documents (generate, fill): :mod:`regard.data.stream`
@@ -26,6 +26,7 @@ from regard.data.batch import Batches as Batches
 from regard.data.batch import Size as Size
 from regard.data.bucketed import Bucketed
 from regard.data.captions import Captions, Matches
+from regard.data.drawings import Drawings
 from regard.data.filled import Filled
 from regard.data.pictures import Pictures
 from regard.data.store import DataDir
@@ -78,11 +79,12 @@ def make_batches(data: DataDir, split: str, train: Train, model: ModelConfig, *,
 
 
 def _captions(data: DataDir, split: str, train: Train, model: ModelConfig, *, shuffled: bool) -> Captions:
-    made = (Captions if data.task == "caption" else Matches)(data, split, train, shuffled=shuffled)
+    kinds: dict[str, type[Captions]] = {"caption": Captions, "match": Matches, "draw": Drawings}
+    made = kinds[data.task](data, split, train, shuffled=shuffled)
     limit = getattr(model.decoder or model.text, "position_limit", None)
     if limit is not None and made.longest > limit:
         raise InputError(
-            f"max_len ({limit}) must be at least {made.longest}, the longest text's tokens; raise the model's, or lower"
+            f"max_len ({limit}) must be at least {made.longest}, {made.longest_is}; raise the model's, or lower"
             " data.max_tokens"
         )
     return made

@@ -22,6 +22,7 @@ class Captions(Pictures):
     """A caption a row, with its image; an image comes as often in an epoch as it has captions."""
 
     n_special = 1  # tokens beside a text's own: start on the way in, end on the way out
+    longest_is = "the longest text's tokens"
 
     def __init__(self, data: DataDir, split: str, train: Train, *, shuffled: bool):
         super().__init__(data, split, train, shuffled=shuffled)

@@ -47,8 +47,10 @@ class Picture(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What is the same for the same image, wherever it is named."""
-        return str(self.source) if isinstance(self.source, Path) else self.sha256()
+        """What is the same for the same image, wherever it is named; of an array, its name."""
+        if isinstance(self.source, bytes):
+            return self.sha256()
+        return str(self.source) if isinstance(self.source, Path) else self.name
 
     def sha256(self) -> str:
         """Of its bytes, as they lie in its file; of an array, of its numbers."""

@@ -50,7 +50,8 @@ class Pictures(Batches):
         return Size(wanted=n, tokens=n, real=n, padded=n)
 
     def make(self, step: int, rows: Ids) -> Batch:
-        labels = np.asarray(self.columns["label"][rows])
+        # An image that is to be painted has no label: it is asked for itself, or (-1) not.
+        labels = np.asarray(self.columns["label"][rows]) if "label" in self.columns else np.zeros(len(rows), np.int64)
         return Batch(
             torch.from_numpy(self.columns["image"][rows]),
             Layout(),

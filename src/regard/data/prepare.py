@@ -87,6 +87,8 @@ def prepare(
                     facts[file]["tokens_per_word"] = round(packer.tokens / max(packer.words, 1), 3)
             splits |= writer.finish()
         seen = {} if data.images is None else {"images": _colours(partial / "train.image.bin", data.images)}
+        if data.images is not None and data.images.tokenizer is not None:
+            seen["painter"] = _coded(partial, splits, data.images, data.images.tokenizer, progress)
         manifest = {
             "format": FORMAT,
             "regard": __version__,
@@ -130,6 +132,40 @@ def _colours(path: Path, images: recipe.Images) -> dict[str, Any]:
         "mean": [round(float(m), 6) for m in mean],
         "std": [round(float(d), 6) or 1.0 for d in deviation],
     }
+
+
+def _coded(
+    folder: Path, splits: dict[str, Any], images: recipe.Images, painter: str, progress: Progress
+) -> dict[str, Any]:
+    """A column of codes beside the images of every split, and the model that they are the codes of, as a run directory
+    of its own; what the manifest says of it."""
+    from regard.model import load  # a house above this one: what is prepared here is what that one thinks of images
+
+    model = load(painter, precision="float32")
+    model.check_task("paint")
+    told = model.images or {}
+    if (told.get("size"), told.get("channels")) != (images.size, images.channels):
+        raise InputError(
+            f"images ({images.size} x {images.size}, {images.channels} channels): {painter} paints {told.get('size')} x"
+            f" {told.get('size')}, {told.get('channels')} channels; say the same"
+        )
+    n_codes = model.config.head.n_codes  # type: ignore[union-attr]
+    for split, facts in splits.items():
+        shape = facts["columns"]["image"]["shape"]
+        pixels = np.memmap(folder / f"{split}.image.bin", np.uint8, "r").reshape(-1, *shape)
+        column = Column(folder, split, "codes", np.dtype("u2" if n_codes <= 2**16 else "i4"), ragged=False)
+        for start in range(0, len(pixels), 1_024):
+            progress(f"coding {split}", 0, 0, f"{start:,} of {len(pixels):,} images")
+            codes = model.codes(list(pixels[start : start + 1_024]))
+            column.shape = codes.shape[1:]
+            column.add([row.tobytes() for row in codes.astype(column.dtype)])
+        facts["columns"]["codes"] = column.close()
+    own = folder / "painter"
+    own.mkdir()
+    assert model.path is not None
+    for name in ("config.json", "model.safetensors"):
+        shutil.copyfile(model.path / name, own / name)
+    return {"from": painter, "n_codes": n_codes, "sha256": sha256(own / "model.safetensors")}
 
 
 # ---------------------------------------------------------------------------------------
@@ -330,7 +366,7 @@ class Writer:
     def note(self) -> str:
         """How far it is."""
         if self.data.images is not None:
-            done = self.n_read if self.data.task == "classify" else len(self.places)
+            done = len(self.places) if self.data.task in recipe.CAPTIONED else self.n_read
             return f"{done:,} of {self.n_images:,} images"
         return f"{sum(self.columns[name].size for name in self.packers):,} tokens"
 

@@ -104,7 +104,9 @@ class Summary:
     @cached_property
     def samples(self) -> list[dict[str, list[str]]]:
         """A few examples from all over the training data, as their tokens."""
-        columns = {name: values for name, values in self.data.split("train").items() if name not in ("image", "of")}
+        columns = {
+            name: values for name, values in self.data.split("train").items() if name not in ("image", "of", "codes")
+        }
         n = self.data.manifest["splits"]["train"]["examples"]
         shown = min(SAMPLES, n)
         return [self._sample(columns, n * k // shown) for k in range(shown)]

@@ -21,7 +21,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 
-from regard.config import Contrastive, Labels, ModelConfig, Pooled, RegardError, Stack, Tokens, Vocabulary
+from regard.config import Codes, Contrastive, Labels, ModelConfig, Pooled, RegardError, Stack, Tokens, Vocabulary
 from regard.data.tokenizer import SPECIAL, Tokenizer
 from regard.interop import config_from_hf, from_hf
 from regard.model import Parts
@@ -72,6 +72,8 @@ def task_of(config: ModelConfig) -> str:
             return "tag"
         case Contrastive():
             return "match"
+        case Codes():
+            return "paint"
 
 
 # ---------------------------------------------------------------------------------------

@@ -358,8 +358,9 @@ class Trainer:
                 beta = self.train.beta
                 tally = self.objective(batch, True) if self.world.shard else tasks.tally(self.model, batch, beta)
                 sums = {name: value + sums.get(name, 0) for name, value in tally.items()}
-        together = self.world.sum(torch.stack([*sums.values()])).tolist()
-        found = tasks.scores(dict(zip(sums, together, strict=True)))
+        together = self.world.sum(torch.cat([value.flatten() for value in sums.values()]))
+        parts = together.split([value.numel() for value in sums.values()])
+        found = tasks.scores({n: p.view_as(sums[n]).tolist() for n, p in zip(sums, parts, strict=True)})
         return {**found, "bleu": self.bleu()} if self.train.bleu else found
 
     def bleu(self) -> float:

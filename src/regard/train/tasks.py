@@ -27,6 +27,7 @@ from regard.decode.search import search
 from regard.evaluate.retrieval import recalls
 from regard.model import Model
 from regard.nn import Transformer
+from regard.nn.codes import Coded, CodesHead
 from regard.nn.heads import ContrastiveHead, VocabularyHead
 from regard.nn.masks import Layout
 from regard.train.objectives import token_loss
@@ -65,6 +66,9 @@ def loss(model: Transformer, batch: Batch, smoothing: float = 0.0, beta: float =
         return _contrastive_loss(model, batch)
     if batch.wanted.is_floating_point():
         return _squared_error(_logits(model, batch), batch.wanted)
+    if isinstance(head, CodesHead):
+        found, _, error = _painted(model, batch)
+        return _over_images(error + head.distances(found), batch)
     if not isinstance(head, VocabularyHead):
         return _label_loss(_logits(model, batch), batch, smoothing)
     out = hidden(model, batch)
@@ -98,6 +102,32 @@ def _label_loss(logits: Tensor, batch: Batch, smoothing: float = 0.0) -> tuple[T
 def model_dtype(model: Transformer) -> torch.dtype:
     """What its weights are in, and so what it reads pixels in."""
     return next(model.parameters()).dtype
+
+
+def _painted(model: Transformer, batch: Batch) -> tuple[Coded, Tensor, Tensor]:
+    """The codes of images, what is painted from them, (B, K, Y, X), and how far that is from them, (B,): the squared
+    error of a pixel in deviations."""
+    assert isinstance(model.head, CodesHead)
+    found = model.head.coded(hidden(model, batch))
+    painted = model.head.painted(found).float()
+    return found, painted, (painted - batch.inputs.float()).square().mean((1, 2, 3))
+
+
+def _over_images(each: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    real = batch.wanted >= 0
+    return torch.where(real, each, 0).sum(), real.sum()
+
+
+def _painting_tally(model: Transformer, batch: Batch, std: Tensor) -> dict[str, Tensor]:
+    """The loss, the error of pixels from 0 to 1, and how often each code was used."""
+    assert isinstance(model.head, CodesHead)
+    found, painted, error = _painted(model, batch)
+    total, count = _over_images(error + model.head.distances(found), batch)
+    of_one = ((painted - batch.inputs.float()) * std[:, None, None]).square().mean((1, 2, 3))
+    real = (batch.wanted >= 0)[:, None].expand_as(found.ids).flatten()
+    used = torch.zeros(len(found.codes), dtype=torch.float64, device=real.device)
+    used.index_add_(0, found.ids.flatten(), real.double())
+    return {"loss": total, "count": count, "error": _over_images(of_one, batch)[0], "used": used}
 
 
 def _squared_error(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,7 +266,10 @@ class Objective(nn.Module):
 def tally(model: Transformer, batch: Batch, beta: float = 0.0) -> dict[str, Tensor]:
     """Loss, number of predictions and what the scores need beside them, each summed over a batch: how many predictions
     were right (where counting is cheap), how large the margin of preferences is, the moments of numbers."""
-    batch = batch.ready(model_dtype(model))
+    how, batch = batch.treatment, batch.ready(model_dtype(model))
+    if isinstance(model.head, CodesHead):
+        assert how is not None
+        return {name: value.double() for name, value in _painting_tally(model, batch, how.std).items()}
     if batch.reference is not None:
         margin, counts = preferred(model, batch)
         total, count = _preference_loss(margin, counts, beta)
@@ -257,7 +290,7 @@ def tally(model: Transformer, batch: Batch, beta: float = 0.0) -> dict[str, Tens
     return {name: value.double() for name, value in {"loss": total, "count": count, **sums}.items()}
 
 
-def scores(sums: dict[str, float]) -> dict[str, float]:
+def scores(sums: dict[str, Any]) -> dict[str, float]:
     """What the sums say.
 
     >>> scores({"loss": 2.0, "count": 4.0, "right": 3.0})
@@ -265,6 +298,8 @@ def scores(sums: dict[str, float]) -> dict[str, float]:
     """
     n = max(sums["count"], 1)
     found = {"loss": sums["loss"] / n}
+    if "used" in sums:
+        return {**found, "psnr": -10 * math.log10(max(sums["error"] / n, 1e-10)), "codes": _in_use(sums["used"])}
     if "right" in sums:
         found["accuracy"] = sums["right"] / n
     if "margin" in sums:
@@ -272,6 +307,16 @@ def scores(sums: dict[str, float]) -> dict[str, float]:
     if "xy" in sums:
         return {**found, "pearson": _pearson(sums, n)}
     return found if len(found) > 1 else {**found, "perplexity": math.exp(min(found["loss"], 700))}
+
+
+def _in_use(counts: Sequence[float]) -> float:
+    """Of how many codes, all used alike, the use would be as even (its perplexity).
+
+    >>> round(_in_use([5.0, 5.0, 0.0]), 3)
+    2.0
+    """
+    shares = [n / sum(counts) for n in counts if n]
+    return math.exp(-sum(p * math.log(p) for p in shares))
 
 
 def _pearson(sums: dict[str, float], n: float) -> float:
@@ -322,6 +367,8 @@ def samples(model: Transformer, data: DataDir, columns: dict[str, Any], n: int =
     """What the model says of the first few examples of a split, beside what it should say."""
     device = next(model.parameters()).device
     rows = len(columns["image"] if "image" in columns else next(iter(columns.values())))
+    if data.task not in _SAMPLES:
+        return
     for i in range(n if data.task == "generate" else min(n, rows)):
         yield _SAMPLES[data.task](model, data, columns, i, device)
 
