@@ -186,7 +186,7 @@ class Model:
     def draw(self, texts: Sequence[str] | str, **options: Any) -> list[list[Drawing]]:
         """Images of each text, drawn code by code and painted; see :func:`regard.decode.draw.draw`.
 
-        ``draw("an ankle boot", n=8, temperature=1.0, top_k=0, top_p=1.0, seed=0)``
+        ``draw("an ankle boot", n=8, temperature=1.0, top_k=0, top_p=1.0, seed=0, rerank=clip)``
         """
         from regard.decode.draw import draw
 

@@ -135,11 +135,39 @@ def test_the_command_writes_a_grid(made, tmp_path):
     assert grid.shape == (15 + 2 + 15, 3 * 15 + 2 * 2, 3)
     [drawings, _] = made[0].draw(["above", "below"], n=3)
     assert np.array_equal(grid[:15, 17:32], drawings[1].image)
-    if not hasattr(made[0], "match"):
-        done = CliRunner().invoke(app, ["draw", path, "above", "-o", str(out), "--rerank", path, "--device", "cpu"])
-        assert "cannot match" in str(done.exception)
     done = CliRunner().invoke(app, ["draw", path, "above", "-o", str(tmp_path / "a.what"), "--device", "cpu"])
-    assert "--out" in str(done.exception)
+    assert "a.what: .what is no kind of image; name it like drawing.png" in str(done.exception)
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("match")
+    plan, data = toy.prepared(folder, "match", n=61, steps=7, valid_every=7)
+    return train(plan, data.path, folder / "run", device="cpu", watch=Watch(quiet=True)).path
+
+
+def test_reranked_drawings_come_by_their_cosines(made, clip, tmp_path):
+    model, judge = made[0], regard.load(clip, device="cpu")
+    plain, ranked = (model.draw(["above", "below"], n=7, seed=5, rerank=rerank) for rerank in (None, judge))
+    changed = 0
+    for text, before, after in zip(["above", "below"], plain, ranked, strict=True):
+        near = judge.match([one.image for one in before], [text]).cosines[:, 0]
+        assert [one.codes for one in after] == [before[i].codes for i in np.argsort(-near)]
+        assert [one.cosine for one in after] == pytest.approx(sorted(near, reverse=True), abs=1e-6)
+        changed += [one.codes for one in after] != [one.codes for one in before]
+    assert changed, "or any order would do"
+
+    out = tmp_path / "ranked.png"
+    options = ["--n", "7", "--seed", "5", "--rerank", str(clip), "-o", str(out), "--device", "cpu"]
+    done = CliRunner().invoke(app, ["draw", str(model.path), "above", "below", *options])
+    assert done.exit_code == 0, done.output
+    grid = np.asarray(Image.open(out))
+    assert all(np.array_equal(grid[17:, 17 * i : 17 * i + 15], one.image) for i, one in enumerate(ranked[1]))
+
+    done = CliRunner().invoke(app, ["draw", str(model.path), "above", "-o", str(out), "--rerank", str(model.path)])
+    assert "was trained to draw, not to match" in str(done.exception)
+    with pytest.raises(InputError, match="trained to draw, not to match"):
+        model.draw("above", rerank=model)
 
 
 def test_what_does_not_go_with_drawing_is_refused(made, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -97,30 +97,11 @@ def draw(
 
     regard draw runs/fashion-draw "a photo of an ankle boot" --n 8 -o boots.png
     """
-    judge = None if rerank is None else load(rerank, device, precision)
-    if judge is not None and not hasattr(judge, "match"):
-        raise InputError(f"--rerank ({rerank}): models of this regard cannot match images and texts; leave it out")
+    judge = None if rerank is None else load(rerank, device, precision, "match")
     loaded = load(model, device, precision, "draw")
-    options = given(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    options = given(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, rerank=judge)
 
-    from PIL import Image
+    from regard.decode.draw import save
 
-    from regard.decode.draw import grid
-
-    found = loaded.draw(texts, n=n, **options)
-    if judge is not None:
-        found = [_ranked(judge, drawings) for drawings in found]
-    whole = grid([[one.image for one in drawings] for drawings in found])
-    try:
-        Image.fromarray(whole[..., 0] if whole.shape[2] == 1 else whole).save(out)
-    except ValueError as error:
-        raise InputError(f"--out ({out}): {error}; name it like drawing.png") from None
+    save(out, loaded.draw(texts, n=n, **options))
     print(f"{out}: {n} of each of {len(texts)} texts" if len(texts) > 1 else f"{out}: {n} images")
-
-
-def _ranked(judge: Any, drawings: list[Any]) -> list[Any]:
-    """The drawings of one text, those that a CLIP model finds nearest to it first."""
-    import numpy as np
-
-    near = np.asarray(judge.match([one.image for one in drawings], [drawings[0].text])).reshape(len(drawings))
-    return [drawings[i] for i in np.argsort(-near, kind="stable")]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from regard.config import Codes, InputError
 from regard.decode.search import search
 from regard.decode.settings import to_generate
+from regard.encode.match import contrastive_head
+from regard.files import drafted
 
 if TYPE_CHECKING:
     from regard.model import Model
@@ -24,12 +27,14 @@ AT_ONCE = {"cpu": 64, "cuda": 1_024}  # images that are drawn together
 
 @dataclass(frozen=True)
 class Drawing:
-    """An image of a text, and the logarithm of the probability of its codes."""
+    """An image of a text, the logarithm of the probability of its codes, and, where a model was asked that matches
+    images and texts, the cosine that it finds between the two."""
 
     image: UInt8[NDArray, "H W C"]
     text: str
     score: float
     codes: tuple[int, ...]
+    cosine: float | None = None
 
 
 @torch.inference_mode()
@@ -42,10 +47,14 @@ def draw(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
+    rerank: Model | None = None,
 ) -> list[list[Drawing]]:
     """``n`` images of each text. What is drawn belongs to the seed and the text: other texts beside it change nothing,
-    and more images begin with the same ones. A temperature of 0 gives the one image of the likeliest codes."""
+    and more images begin with the same ones. A temperature of 0 gives the one image of the likeliest codes. With
+    ``rerank``, a model that matches images and texts, those that it finds nearest to their text come first."""
     model.check_task("draw")
+    if rerank is not None:
+        contrastive_head(rerank)  # before much is drawn
     how = to_generate(n=n, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     painter = model.painter
     head, first = painter.config.head, len(model.tokenizer)
@@ -73,7 +82,14 @@ def draw(
         for text, ways in zip(texts[start:], drawn, strict=False):
             several = ((way, *next(images)) for way in ways)
             found.append([Drawing(image, text, way.logprob, tuple(ids)) for way, image, ids in several])
-    return found
+    return found if rerank is None else [_nearest_first(rerank, drawings) for drawings in found]
+
+
+def _nearest_first(judge: Model, drawings: list[Drawing]) -> list[Drawing]:
+    """The drawings of one text by how near a model finds them to it."""
+    cosines = judge.match([one.image for one in drawings], [drawings[0].text]).cosines[:, 0].tolist()
+    told = [replace(one, cosine=cosine) for one, cosine in zip(drawings, cosines, strict=True)]
+    return sorted(told, key=lambda one: -(one.cosine or 0.0))
 
 
 def _prompt(model: Model, text: str) -> list[int]:
@@ -106,3 +122,15 @@ def grid(rows: Sequence[Sequence[NDArray[np.uint8]]], gap: int = 2) -> UInt8[NDA
         for j, image in enumerate(row):
             whole[i * (h + gap) :, j * (w + gap) :][:h, :w] = image
     return whole
+
+
+def save(path: str | Path, found: Sequence[Sequence[Drawing]]) -> None:
+    """Write drawings as one image, a text a row, of the kind that the file's name says."""
+    from PIL import Image
+
+    path, whole = Path(path), grid([[one.image for one in drawings] for drawings in found])
+    kind = Image.registered_extensions().get(path.suffix.lower())
+    if kind not in Image.SAVE:
+        raise InputError(f"{path}: {path.suffix or 'without an ending'} is no kind of image; name it like drawing.png")
+    with drafted(path) as draft:
+        Image.fromarray(whole[..., 0] if whole.shape[2] == 1 else whole).save(draft, format=kind)
