@@ -16,7 +16,10 @@ from regard.train.watch import Watch
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
 # One of each kind always; `make test-all` runs them all.
-ALWAYS = ("conll2003-minilm", "digits", "multi30k-en-de", "prefer-questions", "shakespeare", "sst-2", "wikipedia-bert")
+ALWAYS = (
+    "conll2003-minilm", "digits", "fashion-draw", "flickr8k-caption", "flickr8k-clip", "multi30k-en-de",
+    "prefer-questions", "shakespeare", "sst-2", "wikipedia-bert",
+)  # fmt: skip
 SMALL = {"d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 128, "n_kv_heads": None}
 
 

@@ -104,7 +104,7 @@ def captions(folder: Path, n: int, seed: int, size: int = 15) -> Path:
     draw, rows = random.Random(seed), []
     for path in sorted(folder.glob("*/*.png"), key=lambda path: path.name):
         light = {"above": "light above", "below": "light below", "nowhere": "no light"}[path.parent.name]
-        said = [f"{word} {light}" for word in draw.sample(["a", "the", "some", "there is"], draw.randint(1, 3))]
+        said = [f"{word} {light}." for word in draw.sample(["a", "the", "some", "there is"], draw.randint(1, 3))]
         rows.append(json.dumps({"image": str(path.relative_to(folder)), "caption": said}))
     (folder / "captions.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
     return folder / "captions.jsonl"

@@ -264,7 +264,7 @@ def clip_b32() -> ModelConfig:
 
 
 def vq_vae(n_codes: int = 512, image_size: int = 32) -> ModelConfig:
-    """A tokenizer of images: VQ-VAE's codes (van den Oord et al. 2017) between two small ViTs, as in ViT-VQGAN."""
+    """A tokenizer of images: VQ-VAE's codes (van den Oord et al. 2017) between two small ViTs."""
     return ModelConfig(
         encoder=Stack(
             input=Patches(image_size=image_size, patch_size=4, class_token=False),
