@@ -79,6 +79,16 @@ def test_the_command_line(trained):
     assert (plain["image"], plain["text"]) == (str(photo), rows[0][2])
 
 
+def test_the_picture_of_where_each_word_looked(trained, tmp_path):
+    pytest.importorskip("matplotlib")
+    photo, out = sorted((trained[1] / "valid").rglob("*.png"))[0], tmp_path / "words.png"
+    told = run_command("caption", trained[0].path, photo, "--map", out)
+    assert told.exit_code == 0, told.output
+    assert told.stdout == run_command("caption", trained[0].path, photo).stdout
+    with Image.open(out) as picture:
+        assert picture.width > 400
+
+
 def test_a_score_card(trained, model):
     file = trained[1] / "valid" / "captions.jsonl"
     examples = read_captioned(model, file)

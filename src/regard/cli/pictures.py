@@ -23,26 +23,34 @@ def caption(
     penalty: Penalty = None,
     max_length: Annotated[int | None, typer.Option(help="Tokens of the longest.  [default: as trained]")] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Print what each was ranked by, before it.")] = False,
+    map: Annotated[
+        str | None, typer.Option(help="A .png to draw: where in the image each word of its caption looked.")
+    ] = None,
     device: Device = None,
     precision: Precision = None,
     as_json: AsJson = False,
 ) -> None:
     """Say in words what images show.
 
-    regard caption MODEL photo.jpg --beam 4
+    regard caption MODEL photo.jpg --beam 4 --map words.png
     """
     from regard.decode.settings import Decoding
 
     options = given(beam=beam, n_best=n_best, length_penalty=length_penalty, penalty=penalty, max_length=max_length)
     Decoding(**options).validate()
+    if map is not None and len(images) > 1:
+        raise InputError(f"--map ({map}): goes with one image, not {len(images)}; caption the others without it")
     loaded = load(model, device, precision, "caption")
     for number, (image, found) in enumerate(zip(images, loaded.caption(images, **options), strict=True), 1):
         if as_json:
             print(json.dumps({"image": image, **found.to_dict()}, ensure_ascii=False), flush=True)
-            continue
-        for one in (found, *found.others):
+        for one in () if as_json else (found, *found.others):
             columns = [str(number)] if found.others else []
             print(*columns, *([f"{one.score:.4f}"] if scores else []), one.text, sep="\t", flush=True)
+        if map is not None:
+            from regard.look.caption import map_caption
+
+            map_caption(loaded, image, found.text).save(map)
 
 
 @app.command()
