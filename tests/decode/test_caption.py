@@ -13,7 +13,7 @@ import toy
 from regard import recipe as recipes
 from regard.cli import app
 from regard.data.prepare import prepare
-from regard.evaluate.captions import evaluate_captions, read_captioned
+from regard.evaluate.captions import evaluate_captions, read_captioned, with_other_images
 from regard.schema import ConfigError, InputError
 from regard.train.loop import train
 from regard.train.watch import Watch
@@ -97,13 +97,32 @@ def test_a_score_card(trained, model):
     card = evaluate_captions(model, examples, beam=2)
     values = {score.name: score.value for score in card.scores}
     assert values["BLEU-1"] >= values["BLEU-2"] >= values["BLEU-4"] > 50
-    turned = [(picture, own) for (picture, _), (_, own) in zip(examples[1:] + examples[:1], examples, strict=True)]
-    assert evaluate_captions(model, turned, beam=2).scores[3].value < values["BLEU-4"]  # it is the picture that speaks
     told = run_command("evaluate", trained[0].path, "--file", file, "--beam", 2, "--json")
     assert told.exit_code == 0, told.output
     assert json.loads(told.stdout)["scores"]["BLEU-4"]["score"] == pytest.approx(values["BLEU-4"], abs=1e-3)
     [kept] = json.loads((trained[0].path / "scorecard.json").read_text())["sets"].values()
     assert kept["images"] == 10
+
+
+def test_with_shuffled_images_it_is_the_picture_that_speaks(trained, model):
+    file = trained[1] / "valid" / "captions.jsonl"
+    examples = read_captioned(model, file)
+    others = with_other_images(examples)
+    assert sorted(one.key for one, _ in others) == sorted(one.key for one, _ in examples)
+    assert all(a != b for (a, _), (b, _) in zip(others, examples, strict=True))
+    assert [own for _, own in others] == [own for _, own in examples]
+    true, false = (evaluate_captions(model, examples, shuffled=shuffled, beam=2) for shuffled in (False, True))
+    assert false.scores[3].value < 0.75 * true.scores[3].value  # a third are alike
+    assert [one.value for one in evaluate_captions(model, others, beam=2).scores] == [s.value for s in false.scores]
+    told = run_command("evaluate", trained[0].path, "--file", file, "--beam", 2, "--shuffle-images")
+    assert told.exit_code == 0, told.output
+    assert "captions.jsonl, images shuffled, 10 images" in told.stdout
+    assert "shuffled: each is that of another example (seed 1)" in told.stdout
+    cards = json.loads((trained[0].path / "scorecard.json").read_text())["sets"]
+    assert cards["captions.jsonl, images shuffled"]["shuffled_images"] == {"seed": 1}
+    with pytest.raises(InputError, match="images of 1 example cannot be shuffled"):
+        with_other_images(examples[:1])
+    assert "goes with --file" in str(run_command("evaluate", "x", "--text", "a", "--shuffle-images").exception)
 
 
 def test_a_model_that_does_something_else_is_refused(trained, model):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from regard.data.images import Picture
 from regard.decode import Decoding
 from regard.decode.caption import Progress
@@ -23,20 +25,24 @@ from regard.schema import InputError
 
 Captioned = tuple[Picture, list[str]]
 """An image, and all captions that it has."""
+SEED = 1  # of shuffled images
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionCard(Scorecard):
-    """A captioner's scores on one test set."""
+    """A captioner's scores on one test set; of ``shuffled`` images, what they would be without the pictures."""
 
     unit: ClassVar[str] = "images"
 
     decoding: dict[str, Any]
+    shuffled: bool = False
 
     def more(self) -> dict[str, Any]:
-        return {"decoding": self.decoding}
+        return {"decoding": self.decoding, **({"shuffled_images": {"seed": SEED}} if self.shuffled else {})}
 
     def settings(self) -> Iterator[tuple[str, str]]:
+        if self.shuffled:
+            yield "images", f"shuffled: each is that of another example (seed {SEED})"
         yield "decoding", ", ".join(f"{key} {value}" for key, value in self.decoding.items())
 
 
@@ -45,10 +51,12 @@ def evaluate_captions(
     examples: Sequence[Captioned],
     *,
     name: str = "test",
+    shuffled: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> CaptionCard:
-    """Caption images with a model and score what it says. Options are those of :class:`~regard.decode.Decoding`.
+    """Caption images with a model and score what it says. Options are those of :class:`~regard.decode.Decoding`. With
+    ``shuffled`` images, each caption is of another example's: what is left of the score is not owed to the pictures.
 
     >>> import numpy as np
     >>> from regard import Transformer, recipe
@@ -64,18 +72,33 @@ def evaluate_captions(
     how = Decoding(**options).validate()
     if not examples:
         raise InputError("nothing to score; give images, and at least one caption of each")
-    pictures, references = (list(side) for side in zip(*examples, strict=True))
+    shown = with_other_images(examples) if shuffled else examples
+    pictures, references = (list(side) for side in zip(*shown, strict=True))
     begun = time.perf_counter()
     said = [found.text for found in model.caption(pictures, progress=progress, **options)]
     seconds = time.perf_counter() - begun
     return CaptionCard(
-        name=name,
+        name=f"{name}, images shuffled" if shuffled else name,  # or it would take the place of the true ones
+        shuffled=shuffled,
         scores=(*(caption_bleu(said, references, order) for order in (1, 2, 3, 4)), chrf(said, by_number(references))),
         decoding={"beam": how.ways, "length_penalty": how.length_penalty, "penalty": how.penalty},
         seconds=seconds,
         data=hashes(examples),
         **about(model),
     )
+
+
+def with_other_images(examples: Sequence[Captioned]) -> list[Captioned]:
+    """The captions of each, with the picture of another one: of the one before, in one ring that is drawn through all.
+
+    >>> [name for (name, _), _ in with_other_images([(Picture(name, b""), [name]) for name in "abcd"])]
+    ['d', 'a', 'b', 'c']
+    """
+    if len(examples) < 2:
+        raise InputError(f"images of {len(examples)} example cannot be shuffled; give at least two")
+    ring = np.random.default_rng(SEED).permutation(len(examples))
+    other = dict(zip(ring.tolist(), np.roll(ring, 1).tolist(), strict=True))
+    return [(examples[other[i]][0], own) for i, (_, own) in enumerate(examples)]
 
 
 def hashes(examples: Sequence[Captioned]) -> dict[str, Any]:
