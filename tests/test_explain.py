@@ -151,7 +151,8 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path):
     assert error.value.problems == [
         "extra: unknown key; did you mean train?",
         "data.max_tokenz: unknown key; did you mean max_tokens?",
-        "data.task ('translat') must be one of translate, generate, fill, classify, tag, prefer",
+        "data.task ('translat') must be one of translate, generate, fill, classify, tag, prefer, caption, match, paint,"
+        " draw",
         "data.train: missing",
         "train.steps ('many') must be a whole number",
         "model: encoder.n_layerz: unknown key; did you mean n_layers?",

@@ -1,9 +1,11 @@
 """Small data that tests prepare and train on: made here, learnable, of every task."""
 
 import contextlib
+import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from regard import recipe
 from regard.data.prepare import prepare
 from regard.data.store import DataDir
 from regard.schema import from_dict
-from regard.train.loop import Trainer
+from regard.train.loop import Trainer, train
+from regard.train.watch import Watch
 
 # Real text, for tests that skip where it is not.
 SHARED = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -58,8 +61,10 @@ def write(folder: Path, task: str, n: int, seed: int, name: str) -> dict:
         source.write_text("".join(f"{t}\n" for t in texts), encoding="utf-8")
         target.write_text("".join(f"{backwards(t)}\n" for t in texts), encoding="utf-8")
         return {"source": str(source), "target": str(target)}
-    if task == "images":
+    if task in ("images", "paint", "draw"):
         return {"files": str(images(folder / name, n, seed))}
+    if task in CAPTIONED:
+        return {"files": str(captions(folder / name, n, seed))}
     if task in ("generate", "fill"):
         file = folder / f"{name}.txt"
         file.write_text("".join(f"{t}\n" for t in texts), encoding="utf-8")
@@ -93,6 +98,27 @@ def images(folder: Path, n: int, seed: int, size: int = 15) -> Path:
     return folder
 
 
+def captions(folder: Path, n: int, seed: int, size: int = 15) -> Path:
+    """A table of images with one to three captions each, that say where they are bright."""
+    images(folder, n // 3, seed, size)
+    draw, rows = random.Random(seed), []
+    for path in sorted(folder.glob("*/*.png"), key=lambda path: path.name):
+        light = {"above": "light above", "below": "light below", "nowhere": "no light"}[path.parent.name]
+        said = [f"{word} {light}." for word in draw.sample(["a", "the", "some", "there is"], draw.randint(1, 3))]
+        rows.append(json.dumps({"image": str(path.relative_to(folder)), "caption": said}))
+    (folder / "captions.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return folder / "captions.jsonl"
+
+
+def painter(folder: Path) -> Path:
+    """A run of a model that paints, hardly trained."""
+    made, data = prepared(folder, "paint", n=31, steps=3, valid_every=3)
+    return train(made, data.path, folder / "run", device="cpu", watch=Watch(quiet=True)).path
+
+
+TASKS = {"images": "classify", "show": "caption"}  # as a recipe calls them; "show" has a CNN and a GRU
+CAPTIONED = ("caption", "show", "match")
+SIZES = {"images": 15, "caption": 12, "show": 12, "match": 15, "paint": 15, "draw": 15}
 COLUMNS = {"classify": ["1", "2"], "tag": ["1", "2"], "prefer": ["1", "2", "3"]}
 MODELS = {
     "translate": {"preset": "tiny_encoder_decoder"},
@@ -101,14 +127,21 @@ MODELS = {
     "classify": {"preset": "tiny_encoder", "head": {"kind": "pooled"}},
     "tag": {"preset": "tiny_tagger"},
     "images": {"preset": "tiny_vit"},
+    "caption": {"preset": "tiny_captioner", "decoder": {"max_len": 97}},
+    "show": {"preset": "tiny_show_attend_tell"},
+    "match": {"preset": "tiny_clip", "text": {"max_len": 97}},
+    "paint": {"preset": "tiny_vq_vae"},
+    "draw": {"preset": "tiny_decoder"},
 }
 
 
-def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = None, **train) -> recipe.Recipe:
+def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = None, **options) -> recipe.Recipe:
     """A recipe on raw files that are written first."""
-    over_images = {"images": {"size": 15}} if task == "images" else {}
+    over_images: dict[str, Any] = {"images": {"size": SIZES[task]}} if task in SIZES else {}
+    if task == "draw":
+        over_images = {"images": {"size": 15, "tokenizer": str(painter(folder / "painter"))}, "max_tokens": 11}
     data = {
-        "task": "classify" if over_images else task,
+        "task": TASKS.get(task, task),
         **over_images,
         "train": write(folder, task, n, 1, "train"),
         "valid": write(folder, task, 31, 2, "valid"),
@@ -118,10 +151,12 @@ def make_recipe(folder: Path, task: str, *, n: int = 211, model: dict | None = N
     }
     settings = {
         "steps": 20, "batch_tokens": 256, "lr": 0.01, "warmup": 5, "valid_every": 10, "checkpoint_every": 5,
-        "log_every": 1, **(CHANGED if over_images else {}), **train,
+        "log_every": 1, **_changed(task), **options,
     }  # fmt: skip
-    longer = {name: {"max_len": 97} for name in ("encoder", "decoder") if task == "translate" or name in _TOWER[task]}
-    if over_images:
+    longer = {
+        name: {"max_len": 97} for name in ("encoder", "decoder") if task == "translate" or name in _TOWER.get(task, "")
+    }
+    if task in ("images", "paint"):
         longer = {"encoder": {}}
     table = {"data": data, "model": model or {**MODELS[task], **longer}, "train": settings}
     return from_dict(recipe.Recipe, table)
@@ -137,8 +172,15 @@ _TOWER = {
     "fill": "encoder",
     "classify": "encoder",
     "tag": "encoder",
-    "images": "",
 }
+
+
+def _changed(task: str) -> dict[str, Any]:
+    """As much of that as goes with a task."""
+    if task not in SIZES:
+        return {}
+    left_out = {"images": (), "draw": set(CHANGED) - {"batch_images"}}.get(task, ("mixup", "cutmix"))
+    return {name: value for name, value in CHANGED.items() if name not in left_out}
 
 
 @contextlib.contextmanager

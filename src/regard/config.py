@@ -431,7 +431,30 @@ class Contrastive(Node):
             yield f"temperature ({self.temperature}) must be above 0; CLIP starts at 0.07"
 
 
-Head = Vocabulary | Labels | Pooled | Contrastive
+@dataclass(frozen=True, kw_only=True)
+class Codes(Node):
+    """An image as one of a few learned vectors a patch, and painted again from those (VQ-VAE, van den Oord et al.
+    2017): what makes tokens of images. The painter is a tower as the encoder is, above the codes."""
+
+    kind: Literal["codes"] = "codes"
+    """A code for every patch, and the image painted from them."""
+    n_codes: int = 512
+    """How many codes there are."""
+    d_code: int = 16
+    """Width of a code; patches are compared with codes there, at unit length (ViT-VQGAN), and few dimensions keep all
+    of them in use."""
+    n_layers: int = 2
+    """Blocks above the codes, which paint."""
+    commitment: float = 0.25
+    """Weight of the term that keeps the encoder's vectors near their codes (VQ-VAE's beta)."""
+
+    def problems(self) -> Iterator[str]:
+        yield from at_least(self, 1, "n_layers")
+        yield from at_least(self, 2, "n_codes", "d_code")
+        yield from at_least(self, 0, "commitment")
+
+
+Head = Vocabulary | Labels | Pooled | Contrastive | Codes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -517,6 +540,12 @@ class ModelConfig(Node):
                     f"head.tied (True) needs token vectors as wide ({last.d_input}) as what is scored"
                     f" ({self.d_scored}); set tied = false"
                 )
+        if isinstance(head, Codes):
+            given = last.input
+            if not isinstance(given, Patches) or not isinstance(last, Stack):
+                yield f"head (kind 'codes') needs a Transformer over patches under it, not {given.kind}"
+            elif given.class_token or given.registers:
+                yield "head (kind 'codes') has a code for every patch; set class_token = false and registers = 0"
         if isinstance(head, Pooled | Contrastive) and head.pool == "class":
             if isinstance(last.input, Patches) and not last.input.class_token:
                 yield "head.pool ('class') needs a class token, which patches without one have not; or pool = 'mean'"

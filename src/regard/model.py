@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -29,10 +30,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from regard.decode.caption import Caption
+    from regard.decode.draw import Drawing
     from regard.decode.generate import Generation
     from regard.decode.translate import Translation
     from regard.encode.fill import Filled
     from regard.encode.labels import Classification, Given, Scored, Tagged
+    from regard.encode.match import Match
 
 SHIPPED = Path(__file__).parents[2] / "models"
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -63,7 +67,8 @@ class Model:
         self.task = task
         self._tokenizer, self._source_tokenizer = tokenizer, source_tokenizer
         towers = (net.config.encoder, net.config.decoder)
-        limits = [limit for tower in towers if (limit := getattr(tower, "position_limit", None)) is not None]
+        over_text = [tower for tower in towers if tower is not None and isinstance(tower.input, Tokens)]
+        limits = [limit for tower in over_text if (limit := getattr(tower, "position_limit", None)) is not None]
         self.longest = min([longest, *limits])  # tokens of the longest text it was trained on, and has positions for
         self.labels = tuple(labels)  # names by their ids: of texts for classify, of words for tag
         self.pooling: Pooling | None = pooling  # how a text becomes one vector, where the model was trained to a way
@@ -141,12 +146,16 @@ class Model:
         return tag(self, [sentences] if isinstance(sentences, str) else sentences)
 
     def embed(
-        self, texts: Sequence[str] | str, pool: Pooling | None = None, normalise: bool = True
+        self, texts: Sequence[Any] | str, pool: Pooling | None = None, normalise: bool = True
     ) -> NDArray[np.float32]:
         """A vector for each text, (N, d): the mean of its tokens' vectors, the first one's or the last one's, of length
-        1 unless told otherwise. Left out, the way is the one that the model was trained to, or the mean."""
+        1 unless told otherwise. Left out, the way is the one that the model was trained to, or the mean. A model that
+        matches images and texts also takes images: paths (not as strings), bytes, images of pillow, arrays."""
         from regard.encode.embed import embed
+        from regard.encode.match import embed_images
 
+        if len(texts) and not isinstance(texts[0], str) and self.config.text is not None:
+            return embed_images(self, texts, normalise)
         return embed(self, [texts] if isinstance(texts, str) else texts, pool=pool, normalise=normalise)
 
     def generate(self, prompts: Sequence[str] | str, **options: Any) -> list[Generation]:
@@ -157,6 +166,51 @@ class Model:
         from regard.decode.generate import generate
 
         return generate(self, [prompts] if isinstance(prompts, str) else prompts, **options)
+
+    def caption(self, images: Sequence[Any] | str | Path, **options: Any) -> list[Caption]:
+        """What each image shows, in words. Images are paths, bytes of a file, images of pillow, or arrays (H, W, 3);
+        options are those of :class:`~regard.decode.Decoding` (beam, n_best, length_penalty ...)."""
+        from regard.decode.caption import caption
+
+        return caption(self, [images] if isinstance(images, str | Path) else images, **options)
+
+    def match(
+        self, images: Sequence[Any] | str | Path, texts: Sequence[str], templates: Sequence[str] = ("{}",)
+    ) -> Match:
+        """How well each image fits each text, (N, M): probabilities of the texts, and cosines. A template is what a
+        text stands in, "a photo of a {}"; of several, the mean of the vectors counts."""
+        from regard.encode.match import match
+
+        return match(self, [images] if isinstance(images, str | Path) else images, texts, templates)
+
+    def draw(self, texts: Sequence[str] | str, **options: Any) -> list[list[Drawing]]:
+        """Images of each text, drawn code by code and painted; see :func:`regard.decode.draw.draw`.
+
+        ``draw("an ankle boot", n=8, temperature=1.0, top_k=0, top_p=1.0, seed=0, rerank=clip)``
+        """
+        from regard.decode.draw import draw
+
+        return draw(self, [texts] if isinstance(texts, str) else texts, **options)
+
+    @cached_property
+    def painter(self) -> Model:
+        """Of a model that draws: the one that paints its codes, which lies in its folder."""
+        if self.path is None or not (self.path / "painter").is_dir():
+            raise InputError(f"{self.path or 'this model'}: has no painter/ beside it, and so paints nothing")
+        return load(self.path / "painter", device=self.device.type, precision="float32")
+
+    def codes(self, images: Sequence[Any]) -> NDArray[np.int64]:
+        """The codes of images, (N, P), a row of an image after the other: what a model that paints has for tokens.
+        Images are paths, bytes of a file, images of pillow, or arrays (H, W, 3)."""
+        from regard.encode.codes import codes
+
+        return codes(self, [images] if isinstance(images, str | Path | bytes) else images)
+
+    def paint(self, codes: NDArray[np.integer] | Sequence[Sequence[int]]) -> NDArray[np.uint8]:
+        """The images of codes, (N, H, W, C)."""
+        from regard.encode.codes import paint
+
+        return paint(self, codes)
 
     def logits(self, *inputs: Tensor) -> Any:
         """The network's own output: ``logits(ids)``, ``logits(source_ids, target_ids)``, ``logits(pixels)``."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import (
+    Codes,
     ConfigError,
     Contrastive,
     Grid,
@@ -262,6 +263,25 @@ def clip_b32() -> ModelConfig:
     )
 
 
+def vq_vae(n_codes: int = 512, image_size: int = 32) -> ModelConfig:
+    """A tokenizer of images: VQ-VAE's codes (van den Oord et al. 2017) between two small ViTs."""
+    return ModelConfig(
+        encoder=Stack(
+            input=Patches(image_size=image_size, patch_size=4, class_token=False),
+            positions=Positions(kind="learned"),
+            d_model=256,
+            n_layers=4,
+            n_heads=4,
+            d_ff=1024,
+            activation="gelu",
+            norm_eps=1e-6,
+            norm_order="pre",
+            init_std=0.02,
+        ),
+        head=Codes(n_codes=n_codes, n_layers=4),
+    )
+
+
 # ---------------------------------------------------------------------------------------
 # The recurrent ancestors
 
@@ -398,6 +418,12 @@ def tiny_vit(n_labels: int = 11, **changes: Any) -> ModelConfig:
         encoder=Stack(**{**_TINY, **stack, **changes}),  # type: ignore[arg-type]
         head=Pooled(n_labels=n_labels, pool="class"),
     )
+
+
+def tiny_vq_vae(**changes: Any) -> ModelConfig:
+    """Codes for 5 x 5 patches of 3 x 3 pixels, and a painter of one block."""
+    given = Patches(image_size=15, patch_size=3, class_token=False)
+    return tiny_vit(**{"input": given, **changes}).replace(head=Codes(n_codes=19, d_code=5, n_layers=1))
 
 
 def tiny_captioner() -> ModelConfig:

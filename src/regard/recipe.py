@@ -31,11 +31,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regard import presets
-from regard.config import Grid, Labels, ModelConfig, Patches, Pooled, Recurrent, Stack, Vocabulary
+from regard.config import Codes, Contrastive, Grid, Labels, ModelConfig, Patches, Pooled, Recurrent, Stack, Vocabulary
 from regard.schema import ConfigError, Node, at_least, fractions, from_dict, merge, read_json, read_toml
 
-Task = Literal["translate", "generate", "fill", "classify", "tag", "prefer"]
-OVER_IMAGES: tuple[Task, ...] = ("classify",)  # what can be learned from images
+Task = Literal["translate", "generate", "fill", "classify", "tag", "prefer", "caption", "match", "paint", "draw"]
+CAPTIONED: tuple[Task, ...] = ("caption", "match", "draw")  # images with texts
+OVER_IMAGES: tuple[Task, ...] = ("classify", "paint", *CAPTIONED)  # what can be learned from images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,10 @@ class Images(Node):
     max_broken: float = 0.01
     """Images that cannot be read are named and left out, up to this share of them; beyond, nothing is prepared."""
     names: tuple[str, ...] = ()
-    """For labels that are numbers from 0 on, as in idx files: the name of each."""
+    """For labels that are numbers from 0 on, as in idx files: the name of each; for draw, its text."""
+    tokenizer: str | None = None
+    """For draw: the run of a model that paints; the codes of images are its own. It goes along into the data and into
+    what is trained on them."""
 
     def problems(self) -> Iterator[str]:
         yield from at_least(self, 1, "size")
@@ -113,7 +117,8 @@ class Data(Node):
     task: Task
     """translate (text to text), generate (next token), fill (masked tokens; of a recurrent model: the next and the one
     before), classify (a label a text, or an image), tag (a label a word), prefer (of two answers to a prompt, the
-    better one)."""
+    better one), caption (a text of an image), match (which text belongs to which image), paint (images from a few
+    codes, which makes tokens of them), draw (a text to an image's codes)."""
     train: Files
     """The files to learn from."""
     valid: Files = Files()
@@ -122,20 +127,22 @@ class Data(Node):
     """Without valid files: the last share of the training data is held out for validation."""
     columns: tuple[str, ...] = ()
     """Names of the columns, or their numbers from 1 where there is no header: source, target; text, label; text, second
-    text, label; image, label; word, tag; text; prompt, chosen, rejected. Left out: the first ones, of files without a
-    header (conll: the first and the last)."""
+    text, label; image, label; image, text; image; word, tag; text; prompt, chosen, rejected. Left out: the first ones,
+    of files without a header (conll: the first and the last)."""
     labels: Literal["names", "numbers"] = "names"
     """For classify: a label is one of several names, or a number that is to be met as closely as possible."""
     documents: Literal["file", "paragraph", "line"] = "file"
     """For generate and fill from plain text: what a document is; paragraphs stand between blank lines."""
     max_tokens: int = 256
-    """For the other tasks: longer examples are dropped, and counted."""
+    """For the other tasks: longer examples are dropped, and counted. For draw every text is made so long, with padding
+    that is read, so that images begin at one place (DALL-E has 256)."""
     max_ratio: float | None = None
     """For translate: pairs whose lengths differ by more than this factor are dropped, and counted."""
     tokenizer: Tokenizer = Tokenizer()
     """How text becomes ids."""
     images: Images | None = None
-    """How images become pixels, for a task over images: classify. Left out: it is over text."""
+    """How images become pixels, for a task over images: classify, caption, match, paint, draw. Left out: it is over
+    text."""
 
     def problems(self) -> Iterator[str]:
         if self.train.empty:
@@ -143,7 +150,8 @@ class Data(Node):
         for name, files in (("train", self.train), ("valid", self.valid)):
             if files.source and self.task != "translate":
                 yield f"{name}.source: only translate reads two sides; for {self.task} give files"
-        needed = {"classify": (2, 3), "generate": (1,), "fill": (1,), "prefer": (3,)}.get(self.task, (2,))
+        counts = {"classify": (2, 3), "generate": (1,), "fill": (1,), "prefer": (3,), "paint": (1,)}
+        needed = counts.get(self.task, (2,))
         if self.columns and len(self.columns) not in needed:
             wanted = " or ".join(map(str, needed))
             yield f"columns ({', '.join(self.columns)}): {self.task} needs {wanted}, not {len(self.columns)}"
@@ -152,6 +160,14 @@ class Data(Node):
                 yield f"images: goes with task {' or '.join(map(repr, OVER_IMAGES))}, not {self.task!r}; leave it out"
             elif len(self.columns) == 3:
                 yield f"columns ({', '.join(self.columns)}): of images there are two, image and label"
+            if (self.task == "draw") != (self.images.tokenizer is not None):
+                yield (
+                    "images.tokenizer: missing; draw needs the run of a model that paints: regard train CODES.toml"
+                    if self.task == "draw"
+                    else f"images.tokenizer ({self.images.tokenizer}): goes with task 'draw', not {self.task!r}"
+                )
+        elif self.task in OVER_IMAGES and self.task != "classify":
+            yield f"images: missing; {self.task} is over images: give images = {{ size = 224 }}"
         if "0" in self.columns:
             yield "columns (0) are counted from 1"
         if self.labels == "numbers" and self.task != "classify":
@@ -258,7 +274,7 @@ class Train(Node):
     """Steps between validations."""
     bleu: int = 0
     """For translate: so many held-out sentences are translated (greedily) at each validation and scored with sacreBLEU;
-    the model is then chosen by that, not by the loss. 0 translates none."""
+    the model is then chosen by that, not by the loss. For caption: so many images. 0 translates none."""
     checkpoint_every: int = 500
     """Steps between checkpoints."""
     keep: int = 2
@@ -328,7 +344,7 @@ class Recipe(Node):
                 f" {shape} with a {head.kind} head"
             )
         sees = config.encoder is not None and isinstance(config.encoder.input, Patches | Grid)
-        if sees != (self.data.images is not None):
+        if sees != (self.data.images is not None) and self.data.task != "draw":  # which reads codes
             reads = (config.encoder or config.last).input.kind
             yield (
                 f"data.images: missing; the model reads {reads}: give images = {{ size = 224 }}"
@@ -351,25 +367,38 @@ class Recipe(Node):
             if getattr(train, name):
                 wrong, right = ("images", "text") if over_images else (task, "images")
                 yield f"train.{name} ({getattr(train, name)}): goes with {right}; for {wrong} leave it out"
-        if train.bleu and task != "translate":
-            yield f"train.bleu ({train.bleu}): only translations have a BLEU; for {task} leave it out"
-        if task == "prefer" or self.data.labels == "numbers":
-            what = "task 'prefer'" if task == "prefer" else "labels that are numbers"
-            more = ["word_dropout"] if task == "prefer" else ["mixup", "cutmix"]
-            for name in ("smoothing", "r_drop", *more):
-                if getattr(train, name):
-                    yield f"train.{name} ({getattr(train, name)}) does not go with {what}; leave it out"
+        if train.bleu and task not in ("translate", "caption"):
+            yield f"train.bleu ({train.bleu}): only translations and captions have a BLEU; for {task} leave it out"
+        numbers = self.data.labels == "numbers"
+        for name in _NOT_FOR.get("numbers" if numbers else task, ()):
+            if getattr(train, name):
+                what = "labels that are numbers" if numbers else f"task {task!r}"
+                yield f"train.{name} ({getattr(train, name)}) does not go with {what}; leave it out"
 
 
 IMAGE_OPTIONS = ("batch_images", "crop", "flip", "randaugment", "mixup", "cutmix", "erase")  # of Train
 
-FITS: dict[str, tuple[str, type[Vocabulary | Labels | Pooled]]] = {
+# What two images share when they are mixed are labels, and pairs are each other's; codes are of images as they are.
+_NOT_FOR = {
+    "numbers": ("smoothing", "r_drop", "mixup", "cutmix"),
+    "prefer": ("smoothing", "r_drop", "word_dropout"),
+    "caption": ("mixup", "cutmix"),
+    "match": ("smoothing", "r_drop", "mixup", "cutmix"),
+    "paint": ("smoothing", "r_drop", "mixup", "cutmix"),
+    "draw": ("crop", "flip", "randaugment", "mixup", "cutmix", "erase"),
+}
+
+FITS: dict[str, tuple[str, type[Vocabulary | Labels | Pooled | Contrastive | Codes]]] = {
     "translate": ("encoder-decoder", Vocabulary),
     "generate": ("decoder", Vocabulary),
     "fill": ("encoder", Vocabulary),
     "classify": ("encoder", Pooled),
     "tag": ("encoder", Labels),
     "prefer": ("decoder", Vocabulary),
+    "caption": ("encoder-decoder", Vocabulary),
+    "match": ("two encoders", Contrastive),
+    "paint": ("encoder", Codes),
+    "draw": ("decoder", Vocabulary),
 }
 
 
@@ -388,7 +417,13 @@ def completed(recipe: Recipe, given: ModelConfig) -> Recipe:
     _, head = FITS[recipe.data.task]
     if not isinstance(given.head, head):
         pool: Any = "mean" if isinstance(given.last, Recurrent) else "class"
-        plain = (Vocabulary(), Labels(n_labels=1, dropout=0.1), Pooled(pool=pool, dropout=0.1))
+        plain = (
+            Vocabulary(),
+            Labels(n_labels=1, dropout=0.1),
+            Pooled(pool=pool, dropout=0.1),
+            Contrastive(d_embed=512),
+            Codes(),
+        )
         model["head"] = next(new for new in plain if isinstance(new, head)).to_dict()
     model["head"].pop("n_labels", None)  # the data says how many
     if recipe.data.images is not None and given.encoder is not None:
@@ -416,7 +451,7 @@ def model_config(
     >>> model_config({"preset": "vit_b16"}, vocab_size=0, images=Images(size=32)).encoder.n_positions
     5
     """
-    sizes = {"encoder": source_vocab_size or vocab_size, "decoder": vocab_size}
+    sizes = {"encoder": source_vocab_size or vocab_size, "decoder": vocab_size, "text": vocab_size}
     if isinstance(table, dict):
         table = _without_gaps(table, sizes, n_labels)
         if images is not None:

@@ -616,7 +616,7 @@ MISTAKES = {
         {"a.txt": "x"}, "generate --train a.txt data.tokenizer.file=no.json", "no.json: cannot be read (No such file or directory)"),
     "nothing": ({}, "", "nothing to prepare; give a recipe (regard prepare RECIPE.toml), or --task and files"),
     "no train": ({}, "generate", "train: missing"),
-    "unknown task": ({"a.txt": "x"}, "genrate --train a.txt", "task ('genrate') must be one of translate, generate, fill, classify, tag, prefer"),
+    "unknown task": ({"a.txt": "x"}, "genrate --train a.txt", "task ('genrate') must be one of translate, generate, fill, classify, tag, prefer, caption, match, paint, draw"),
     "unknown key": ({"a.txt": "x"}, "generate --train a.txt data.max_token=3", "max_token: unknown key; did you mean max_tokens?"),
     "no recipe": ({}, "recipe.toml", "recipe.toml: cannot be read (No such file or directory)"),
 }  # fmt: skip

@@ -132,7 +132,7 @@ def test_presets_cover_every_input_and_head():
     """The tiny presets are what the laws stand on: together they must reach every kind of piece."""
     towers = [t for c in CASES.values() for t in (c.encoder, c.decoder, c.text) if t is not None]
     assert {t.input.kind for t in towers} == {"tokens", "patches", "grid", "vector"}
-    assert {c.head.kind for c in CASES.values()} == {"vocabulary", "labels", "pooled", "contrastive"}
+    assert {c.head.kind for c in CASES.values()} == {"vocabulary", "labels", "pooled", "contrastive", "codes"}
     assert {c.shape for c in CASES.values()} == {"encoder", "decoder", "encoder-decoder", "two encoders"}
     assert {t.score for t in towers if isinstance(t, Recurrent)} == {None, "dot", "scaled_dot", "bilinear", "additive"}
     assert any(isinstance(t.input, Vector) for t in towers)

@@ -52,7 +52,15 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize(
-    ("work", "how"), [("translate", "copy"), ("translate", "shard"), ("images", "copy")], indirect=["work"]
+    ("work", "how"),
+    [
+        ("translate", "copy"),
+        ("translate", "shard"),
+        ("images", "copy"),
+        ("match", "copy"),  # whose pairs are held against those of the other process
+        *(pytest.param(task, "copy", marks=pytest.mark.slow) for task in ("caption", "show", "paint", "draw")),
+    ],
+    indirect=["work"],
 )
 def test_two_processes_are_one(work, how):
     folder, data = work

@@ -20,6 +20,7 @@ from regard.config import InputError, Patches, Pooled, Positions, Recurrent, Sta
 from regard.look.page import as_text
 from regard.nn import Transformer
 from regard.nn.blocks import Block
+from regard.nn.codes import CodesHead
 from regard.nn.lora import add_lora
 from regard.recipe import Data, Files, Train
 from regard.train import objectives, tune
@@ -87,6 +88,9 @@ def counted(config, *, training: bool, rows: int = B, length: int = T) -> int:
                 loss, _ = token_loss(
                     hidden, model.vocabulary_table(), targets, bias=model.head.bias, chunk=999
                 )  # an addmm_ is not in its book either
+            elif isinstance(model.head, CodesHead):  # whose codes learn beside what is painted
+                found = model.head.coded(hidden)
+                loss = model.head.painted(found).sum() + model.head.distances(found).sum()
             else:
                 loss = model.logits(hidden).sum()
         if training:

@@ -5,6 +5,7 @@ training.py     prepare, train, plan, compare
 translation.py  translate, export
 generation.py   generate, chat
 reading.py      fill, classify, tag, embed
+pictures.py     caption, match, draw
 evaluation.py   evaluate
 looking.py      look
 learning.py     quickstart, walk, explain, check, presets
@@ -27,7 +28,7 @@ from regard.config import RegardError
 
 # The commands, in the order of --help.
 # isort: off
-from regard.cli import training, translation, generation, reading, evaluation, looking, learning  # noqa: F401
+from regard.cli import training, translation, generation, reading, pictures, evaluation, looking, learning  # noqa: F401
 
 # isort: on
 

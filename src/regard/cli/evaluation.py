@@ -23,8 +23,12 @@ def evaluate(
     length_penalty: LengthPenalty = None,
     penalty: Penalty = None,
     file: Annotated[
-        str | None, typer.Option(help="Of a model that classifies or tags: a labelled file, or images.")
+        str | None,
+        typer.Option(help="Of a model that classifies, tags, captions or matches: a file with labels or captions."),
     ] = None,
+    shuffle_images: Annotated[
+        bool, typer.Option("--shuffle-images", help="Of a captioner: give each the image of another, as a check.")
+    ] = False,
     columns: Annotated[str | None, typer.Option(help="Its columns, by name or number.  [default: as trained]")] = None,
     shots: Annotated[
         str | None, typer.Option(help="With --file and a language model: examples it is shown, or several numbers.")
@@ -46,6 +50,8 @@ def evaluate(
     chosen = given(source=source or (reference and ""), file=file, text=text)
     if len(chosen) != 1:
         raise InputError("give what to score on: --source and --reference, or --file, or --text")
+    if shuffle_images and (file is None or shots is not None):
+        raise InputError("--shuffle-images: goes with --file and a model that captions")
     prompted = given(examples=examples, labels=labels, template=template, seed=seed)
     if shots is None and (prompted or picture):
         wrong = [*prompted, *given(picture=picture)]
@@ -61,7 +67,8 @@ def evaluate(
     elif file is not None and shots is not None:
         page, cards = _of_shots(models, file, columns, shots, picture, prompted)
     elif file is not None:
-        page, cards = _compared(_of_labels(models, file, columns))
+        options = given(beam=beam, length_penalty=length_penalty, penalty=penalty)
+        page, cards = _compared(_of_file(models, file, columns, shuffle_images, options))
     else:
         options = given(beam=beam, length_penalty=length_penalty, penalty=penalty)
         page, cards = _compared(_of_translations(models, source, reference, language, options))
@@ -91,14 +98,27 @@ def _of_translations(models: Models, source: Any, reference: Any, language: str,
     return cards
 
 
-def _of_labels(models: Models, file: str, columns: str | None) -> Cards:
+def _of_file(models: Models, file: str, columns: str | None, shuffled: bool, options: dict[str, Any]) -> Cards:
+    """Labels of a labelled file; captions, or which belongs to which, of one that has images and texts."""
+    from regard.decode.watch import translating
     from regard.evaluate import evaluate_labels, read_examples, set_name
+    from regard.evaluate.captions import evaluate_captions, read_captioned
+    from regard.evaluate.retrieval import evaluate_matches
 
     named = columns.split(",") if columns else ()
-    return [
-        (each, evaluate_labels(each, read_examples(each, file, named), name=set_name(file)))
-        for each in models("classify", "tag")
-    ]
+    cards: Cards = []
+    for each in models(*(["caption"] if shuffled else ["classify", "tag", "caption", "match"])):
+        if each.task == "caption":
+            examples = read_captioned(each, file, named)
+            with translating(str(each.path)) as progress:
+                how = {"shuffled": shuffled, "progress": progress, **options}
+                card: Any = evaluate_captions(each, examples, name=set_name(file), **how)
+        elif each.task == "match":
+            card = evaluate_matches(each, read_captioned(each, file, named), name=set_name(file))
+        else:
+            card = evaluate_labels(each, read_examples(each, file, named), name=set_name(file))
+        cards.append((each, card))
+    return cards
 
 
 def _of_shots(

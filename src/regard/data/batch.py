@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,6 +20,14 @@ from regard.nn.masks import Layout
 from regard.recipe import Train
 
 Ids = NDArray[np.int64]
+
+
+class Vectors(NamedTuple):
+    """What both sides of pairs look like to a model with two encoders, and which of them are pairs at all."""
+
+    first: Float[Tensor, "N E"]
+    text: Float[Tensor, "N E"]
+    real: Bool[Tensor, " N"]
 
 
 class Batch(NamedTuple):
@@ -46,6 +54,11 @@ class Batch(NamedTuple):
     """Another label, where images are mixed."""
     share: Float[Tensor, " B"] | None = None
     """Of the first label, beside that."""
+
+    beside: Vectors | None = None
+    """Of pairs: those of the whole update, where this is a part of it."""
+    place: Int[Tensor, ""] | None = None
+    """Where among them this part begins."""
 
     def ready(self, dtype: torch.dtype) -> Batch:
         """The same with images as a model reads them, changed as it was drawn for them, and the labels that they then

@@ -5,8 +5,8 @@ Nothing is kept between steps, so that a run resumes from a counter, and any bat
 part of them (:meth:`Batches.part`); parts are micro-batches and processes, and which part an example falls into never
 changes what is drawn for it.
 
-Images are all of one size, and a batch has as many at every step: :mod:`regard.data.pictures`. Three ways to lay text
-out:
+Images are all of one size, and a batch has as many at every step: :mod:`regard.data.pictures`, and with texts
+:mod:`regard.data.captions`, or with texts and as codes :mod:`regard.data.drawings`. Three ways to lay text out:
 
 - a text a row, padded, rows of like length together (translate, classify, tag, prefer): :mod:`regard.data.bucketed`
 - rows of fixed length, cut from the stream of all documents (generate, fill): :mod:`regard.data.stream`
@@ -25,15 +25,19 @@ from regard.data.batch import Batch as Batch
 from regard.data.batch import Batches as Batches
 from regard.data.batch import Size as Size
 from regard.data.bucketed import Bucketed
+from regard.data.captions import Captions, Matches
+from regard.data.drawings import Drawings
 from regard.data.filled import Filled
 from regard.data.pictures import Pictures
 from regard.data.store import DataDir
 from regard.data.stream import Halves, Stream
-from regard.recipe import Train
+from regard.recipe import CAPTIONED, Train
 
 
 def make_batches(data: DataDir, split: str, train: Train, model: ModelConfig, *, shuffled: bool = True) -> Batches:
     """A split as batches, as the recipe says: ``train`` shuffled, ``valid`` in order."""
+    if data.task in CAPTIONED:
+        return _captions(data, split, train, model, shuffled=shuffled)
     if data.images is not None:
         return Pictures(data, split, train, shuffled=shuffled)
     towers = [t for t in (model.encoder, model.decoder) if t is not None]
@@ -72,6 +76,18 @@ def make_batches(data: DataDir, split: str, train: Train, model: ModelConfig, *,
             " or lower data.max_tokens"
         )
     return batches
+
+
+def _captions(data: DataDir, split: str, train: Train, model: ModelConfig, *, shuffled: bool) -> Captions:
+    kinds: dict[str, type[Captions]] = {"caption": Captions, "match": Matches, "draw": Drawings}
+    made = kinds[data.task](data, split, train, shuffled=shuffled)
+    limit = getattr(model.decoder or model.text, "position_limit", None)
+    if limit is not None and made.longest > limit:
+        raise InputError(
+            f"max_len ({limit}) must be at least {made.longest}, {made.longest_is}; raise the model's, or lower"
+            " data.max_tokens"
+        )
+    return made
 
 
 def padding(batches: Batches, steps: Iterable[int]) -> float:

@@ -37,34 +37,36 @@ def rows_of(albums: Sequence[Album], data: recipe.Data) -> Iterator[readers.Row]
     assert data.images is not None
     names = data.images.names
     for album in albums:
-        for line, (picture, label) in album.rows(data.columns):
-            yield readers.Row(album.file, line, (picture, named(label, names, f"{album.file.path}: line {line}")))
+        for line, (picture, *label) in album.rows(data.columns):
+            told = [named(one, names, f"{album.file.path}: line {line}") for one in label]
+            yield readers.Row(album.file, line, (picture, *told))
 
 
-def find_albums(patterns: Sequence[str]) -> list[Album]:
-    """What paths and globs stand for, in the order of their names."""
+def find_albums(patterns: Sequence[str], *, told: bool = True) -> list[Album]:
+    """What paths and globs stand for, in the order of their names. Unless something is ``told`` of each image, they are
+    wanted alone."""
     found: list[Album] = []
     for pattern in patterns:
         path = Path(pattern).expanduser()
         matches = [path] if pattern and path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
         if not matches:
             raise InputError(f"{pattern or repr(pattern)}: no file matches; paths are relative to where you are")
-        found += map(_album, matches)
+        found += (_album(match, told) for match in matches)
     return found
 
 
-def _album(path: Path) -> Album:
+def _album(path: Path, told: bool) -> Album:
     if path.is_dir():
-        return Classes(Folder(path))
+        return Classes(Folder(path)) if told else Loose(Folder(path))
     file = readers.File(path)
     if "idx" in path.name and "images" in path.name:
-        return Idx(file)
+        return Idx(file, told)
     if file.format == "text":
         raise InputError(
             f"{path}: is no folder, table or idx file of images; known: folders with a folder for each label,"
             f" {', '.join(readers.TABLES)}, and MNIST's train-images-idx3-ubyte"
         )
-    return Listed(file)
+    return Listed(file, told)
 
 
 def named(label: str, names: Sequence[str], place: str) -> str:
@@ -120,6 +122,20 @@ class Classes:
             yield number, (Picture(str(path), path), label)
 
 
+class Loose:
+    """Images anywhere in a folder, of which nothing is told."""
+
+    def __init__(self, folder: Folder):
+        self.file = folder
+
+    def rows(self, columns: tuple[str, ...]) -> Iterator[Values]:
+        folder = self.file.path
+        paths = [path for path in sorted(folder.rglob("*")) if _is_image(path, folder)]
+        if not paths:
+            raise InputError(f"{folder}: has no images ({', '.join(SUFFIXES)}); is this the right folder?")
+        yield from ((number, (Picture(str(path), path),)) for number, path in enumerate(paths, 1))
+
+
 def _is_image(path: Path, folder: Path) -> bool:
     hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
     return path.suffix.lower() in SUFFIXES and not hidden and path.is_file()
@@ -133,24 +149,30 @@ class Listed:
     """A table with a column of images and one of labels or captions. Paths are relative to the table; Parquet may have
     the images themselves, as bytes or as Hugging Face's {bytes, path}. JSON may list several captions of an image."""
 
-    def __init__(self, file: readers.File):
-        self.file = file
+    def __init__(self, file: readers.File, told: bool):
+        self.file, self.n = file, 2 if told else 1
 
     def rows(self, columns: tuple[str, ...]) -> Iterator[Values]:
         read = self._parquet if self.file.format == "parquet" else self._paths
         for line, image, texts in read(columns):
             picture = self._picture(image, line)
+            if self.n == 1:
+                yield line, (picture,)
             for text in texts:
                 yield line, (picture, text)
 
     def _paths(self, columns: tuple[str, ...]) -> Iterator[tuple[int, Any, list[str]]]:
-        for line, (path, *texts) in readers.table(self.file, columns, 2, label=True, lists=True):
+        for line, (path, *texts) in readers.table(self.file, columns, self.n, label=self.n > 1, lists=True):
             if path.strip():
                 yield line, path, texts
 
     def _parquet(self, columns: tuple[str, ...]) -> Iterator[tuple[int, Any, list[str]]]:
         names: Callable[[Any], Any] = str
-        for line, (image, text), schema in readers.parquet_rows(self.file, columns, 2, at_once=64):
+        for line, (image, *rest), schema in readers.parquet_rows(self.file, columns, self.n, at_once=64):
+            if not rest:
+                yield line, image, []
+                continue
+            [text] = rest
             if line == 1:
                 names = _label_names(schema, columns)
             for value in text if isinstance(text, list) else [text]:
@@ -192,8 +214,10 @@ class Idx:
     """Images in one file, their labels in another that is called alike: train-images-idx3-ubyte and
     train-labels-idx1-ubyte, gz or not."""
 
-    def __init__(self, file: readers.File):
-        self.file = file
+    def __init__(self, file: readers.File, told: bool):
+        self.file, self.labels = file, None
+        if not told:
+            return
         name = file.path.name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1")
         path = file.path.with_name(name)
         other = path.with_suffix("") if path.suffix == ".gz" else path.with_name(f"{name}.gz")
@@ -202,7 +226,14 @@ class Idx:
         self.labels = readers.File(path if path.exists() else other)
 
     def rows(self, columns: tuple[str, ...]) -> Iterator[Values]:
-        images, labels = read_idx(self.file), read_idx(self.labels)
+        images = read_idx(self.file)
+        labels = None if self.labels is None else read_idx(self.labels)
+        if labels is None or self.labels is None:
+            if images.ndim not in (3, 4):
+                raise InputError(f"{self.file.path}: has {images.ndim} dimensions, and images need 3 or 4")
+            for number, image in enumerate(images, 1):
+                yield number, (Picture(f"{self.file.path}: image {number}", image),)
+            return
         if images.ndim not in (3, 4) or labels.ndim != 1:
             raise InputError(
                 f"{self.file.path} and {self.labels.path}: have {images.ndim} and {labels.ndim} dimensions, and images"

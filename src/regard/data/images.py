@@ -45,6 +45,13 @@ class Picture(NamedTuple):
             return self.source.stat().st_size
         return len(self.source) if isinstance(self.source, bytes) else self.source.nbytes
 
+    @property
+    def key(self) -> str:
+        """What is the same for the same image, wherever it is named; of an array, its name."""
+        if isinstance(self.source, bytes):
+            return self.sha256()
+        return str(self.source) if isinstance(self.source, Path) else self.name
+
     def sha256(self) -> str:
         """Of its bytes, as they lie in its file; of an array, of its numbers."""
         data = self.source.read_bytes() if isinstance(self.source, Path) else bytes(self.source)

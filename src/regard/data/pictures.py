@@ -26,11 +26,14 @@ class Pictures(Batches):
 
     def __init__(self, data: DataDir, split: str, train: Train, *, shuffled: bool):
         super().__init__(data, split, train, shuffled=shuffled)
-        self.n = len(self.columns["image"])
+        self.n = self._n_rows()
         self.batch = min(train.batch_images or BATCH, self.n)
         self.order = lru_cache(maxsize=2)(self._order)
         told = data.manifest["images"]
         self.mean, self.std = torch.tensor(told["mean"]), torch.tensor(told["std"])
+
+    def _n_rows(self) -> int:
+        return len(self.columns["image"])
 
     def __len__(self) -> int:
         return self.n // self.batch if self.shuffled else math.ceil(self.n / self.batch)
@@ -47,17 +50,20 @@ class Pictures(Batches):
         return Size(wanted=n, tokens=n, real=n, padded=n)
 
     def make(self, step: int, rows: Ids) -> Batch:
-        labels = np.asarray(self.columns["label"][rows])
+        # An image that is to be painted has no label: it is asked for itself, or (-1) not.
+        labels = np.asarray(self.columns["label"][rows]) if "label" in self.columns else np.zeros(len(rows), np.int64)
         return Batch(
             torch.from_numpy(self.columns["image"][rows]),
             Layout(),
             torch.from_numpy(labels if self.data.has_numbers else labels.astype(np.int64)),
-            treatment=self._treatment(step, rows) if self.shuffled else Treatment(self.mean, self.std),
+            treatment=self._treatment(step, rows),
         )
 
     def _treatment(self, step: int, rows: Ids) -> Treatment:
         """What is drawn for these images of a step, and for those that they are mixed with: each with the next of the
-        whole batch, whichever part that is in."""
+        whole batch, whichever part that is in. Held-out images stay as they are."""
+        if not self.shuffled:
+            return Treatment(self.mean, self.std)
         size, mixed, every = self.columns["image"].shape[1], {}, rows
         if mixes(self.train):
             whole = self.rows(step)

@@ -78,7 +78,8 @@ def prepare(
         packers = {file: Packer(tokenizer) for file, tokenizer in tokenizers.items()}
         splits: dict[str, Any] = {}
         for split, corpus in corpora.items():
-            writer = Writer(data, partial, split, packers, labels, survey.n_rows[split])
+            n_images = len(survey.pictures.get(split, ())) or survey.n_rows[split]
+            writer = Writer(data, partial, split, packers, labels, n_images)
             for batch in _batches(data, corpus, f"encoding {split}", progress, writer.note):
                 writer.add(batch)
             if split == "train":
@@ -86,6 +87,8 @@ def prepare(
                     facts[file]["tokens_per_word"] = round(packer.tokens / max(packer.words, 1), 3)
             splits |= writer.finish()
         seen = {} if data.images is None else {"images": _colours(partial / "train.image.bin", data.images)}
+        if data.images is not None and data.images.tokenizer is not None:
+            seen["painter"] = _coded(partial, splits, data.images, data.images.tokenizer, progress)
         manifest = {
             "format": FORMAT,
             "regard": __version__,
@@ -131,6 +134,40 @@ def _colours(path: Path, images: recipe.Images) -> dict[str, Any]:
     }
 
 
+def _coded(
+    folder: Path, splits: dict[str, Any], images: recipe.Images, painter: str, progress: Progress
+) -> dict[str, Any]:
+    """A column of codes beside the images of every split, and the model that they are the codes of, as a run directory
+    of its own; what the manifest says of it."""
+    from regard.model import load  # a house above this one: what is prepared here is what that one thinks of images
+
+    model = load(painter, precision="float32")
+    model.check_task("paint")
+    told = model.images or {}
+    if (told.get("size"), told.get("channels")) != (images.size, images.channels):
+        raise InputError(
+            f"images ({images.size} x {images.size}, {images.channels} channels): {painter} paints {told.get('size')} x"
+            f" {told.get('size')}, {told.get('channels')} channels; say the same"
+        )
+    n_codes = model.config.head.n_codes  # type: ignore[union-attr]
+    for split, facts in splits.items():
+        shape = facts["columns"]["image"]["shape"]
+        pixels = np.memmap(folder / f"{split}.image.bin", np.uint8, "r").reshape(-1, *shape)
+        column = Column(folder, split, "codes", np.dtype("u2" if n_codes <= 2**16 else "i4"), ragged=False)
+        for start in range(0, len(pixels), 1_024):
+            progress(f"coding {split}", 0, 0, f"{start:,} of {len(pixels):,} images")
+            codes = model.codes(list(pixels[start : start + 1_024]))
+            column.shape = codes.shape[1:]
+            column.add([row.tobytes() for row in codes.astype(column.dtype)])
+        facts["columns"]["codes"] = column.close()
+    own = folder / "painter"
+    own.mkdir()
+    assert model.path is not None
+    for name in ("config.json", "model.safetensors"):
+        shutil.copyfile(model.path / name, own / name)
+    return {"from": painter, "n_codes": n_codes, "sha256": sha256(own / "model.safetensors")}
+
+
 # ---------------------------------------------------------------------------------------
 # What a task has
 
@@ -142,7 +179,7 @@ def text_columns(data: recipe.Data) -> tuple[str, ...]:
     ('source', 'target')
     """
     if data.images is not None:
-        return ()
+        return ("text",) if data.task in recipe.CAPTIONED else ()
     if data.task == "translate":
         return "source", "target"
     if data.task == "prefer":
@@ -177,7 +214,8 @@ def _batches(
     texts: list[tuple[str, ...]] = []
     size = n_empty = 0
     for row in corpus.rows():
-        values = (" ".join(row.values[0]),) if data.task == "tag" else row.values[: len(names)]
+        texts_at = slice(1, 1 + len(names)) if data.images is not None else slice(len(names))  # after the image
+        values = (" ".join(row.values[0]),) if data.task == "tag" else row.values[texts_at]
         if all(map(str.strip, values)):
             rows.append(row)
             texts.append(values)
@@ -206,6 +244,7 @@ class Survey:
         self.labels: Counter[str] = Counter()
         self.heads: dict[Path, Row] = {}  # the first row of each file
         self.n_rows: Counter[str] = Counter()  # of each split
+        self.pictures: dict[str, set[str]] = {}  # of each split with captions, which may be several an image
 
     def go_through(self, split: str, corpus: Corpus, progress: Progress) -> None:
         for batch in _batches(
@@ -218,6 +257,8 @@ class Survey:
             if label_column(self.data):
                 for row in batch.rows:
                     self._label(row, split)
+            if self.data.task in recipe.CAPTIONED:
+                self.pictures.setdefault(split, set()).update(row.values[0].key for row in batch.rows)
         if split == "train" and self.data.task == "classify" and not self.data.columns:
             self._refuse_header()
 
@@ -300,15 +341,17 @@ class Writer:
     """The columns of one split, on their way through the filters to disk."""
 
     def __init__(
-        self, data: recipe.Data, folder: Path, split: str, packers: dict[str, Packer], labels: list[str], n_rows: int
+        self, data: recipe.Data, folder: Path, split: str, packers: dict[str, Packer], labels: list[str], n_images: int
     ):
-        self.data, self.split, self.n_rows = data, split, n_rows
+        self.data, self.split, self.n_images = data, split, n_images
         self.labels = {label: i for i, label in enumerate(labels)}
         self.packers = {column: packers[file] for column, file in tokenizer_files(data).items()}
         self.columns = {name: Column(folder, split, name, packer.dtype) for name, packer in self.packers.items()}
         if data.images is not None:
             shape = (data.images.size, data.images.size, data.images.channels)
             self.columns["image"] = Column(folder, split, "image", np.dtype("u1"), ragged=False, shape=shape)
+        if data.task in recipe.CAPTIONED:  # the number of each text's image
+            self.columns["of"] = Column(folder, split, "of", np.dtype("i4"), ragged=False)
         if data.task == "classify":
             number = np.dtype("f4" if data.labels == "numbers" else "i4")
             self.columns["label"] = Column(folder, split, "label", number, ragged=False)
@@ -316,12 +359,15 @@ class Writer:
             self.columns["tag"] = Column(folder, split, "tag", np.dtype("i2" if len(labels) < 2**15 else "i4"))
         self.dropped: Counter[str] = Counter()
         self.broken: list[str] = []  # what is wrong with the first images that cannot be read
+        self.n_broken = 0
+        self.places: dict[str, int] = {}  # of images with captions: which of them each is; -1 cannot be read
         self.n_read = 0
 
     def note(self) -> str:
         """How far it is."""
         if self.data.images is not None:
-            return f"{self.n_read:,} of {self.n_rows:,} images"
+            done = len(self.places) if self.data.task in recipe.CAPTIONED else self.n_read
+            return f"{done:,} of {self.n_images:,} images"
         return f"{sum(self.columns[name].size for name in self.packers):,} tokens"
 
     def add(self, batch: Batch) -> None:
@@ -339,6 +385,9 @@ class Writer:
             packed = self._answered(batch.texts)
         else:
             packed = {name: packer(batch.texts[name]) for name, packer in self.packers.items()}
+        if self.data.task in recipe.CAPTIONED:
+            self._captioned(batch.rows, packed["text"])
+            return
         if self.data.images is not None:
             packed["image"] = self._pixels([row.values[0] for row in batch.rows], self.data.images)
         if self.data.task == "classify":
@@ -346,6 +395,22 @@ class Writer:
         keep = self._filter(packed)
         for name, rows in packed.items():
             self.columns[name].add([row for row, kept in zip(rows, keep, strict=True) if kept])
+
+    def _captioned(self, rows: list[Row], texts: list[bytes]) -> None:
+        """Captions, and each of their images once, in the order in which they come."""
+        fits = self._filter({"text": texts})
+        found = [(row.values[0], text) for row, text, kept in zip(rows, texts, fits, strict=True) if kept]
+        assert self.data.images is not None
+        new = {picture.key: picture for picture, _ in found if picture.key not in self.places}
+        pixels = self._pixels(list(new.values()), self.data.images)
+        self.dropped["broken"] += 0
+        for key, read in zip(new, pixels, strict=True):
+            self.places[key] = len(self.columns["image"].ends) if read else -1
+            self.columns["image"].add([read] if read else [])
+        of = np.array([self.places[picture.key] for picture, _ in found], np.int32)
+        self.dropped["broken"] += int((of < 0).sum())
+        self.columns["text"].add([text for (_, text), place in zip(found, of, strict=True) if place >= 0])
+        self.columns["of"].add([place.tobytes() for place in of.astype(self.columns["of"].dtype) if place >= 0])
 
     def _pixels(self, pictures: list[Picture], how: recipe.Images) -> list[bytes]:
         """Every image opened, cut and resized, on all cores; nothing for one that cannot be read."""
@@ -359,11 +424,11 @@ class Writer:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             found = list(pool.map(read, pictures))
         errors = [str(error) for error in found if isinstance(error, InputError)]
-        n = self.dropped["broken"] + len(errors)
+        n = self.n_broken = self.n_broken + len(errors)
         self.broken += errors[: NAMED - len(self.broken)]
-        if n > how.max_broken * self.n_rows:
+        if n > how.max_broken * self.n_images:
             raise InputError(
-                f"{self.split}: {n:,} of {self.n_rows:,} images cannot be read, more than max_broken"
+                f"{self.split}: {n:,} of {self.n_images:,} images cannot be read, more than max_broken"
                 f" ({how.max_broken:g}) of them: {'; '.join(self.broken)}"
             )
         return [b"" if isinstance(one, InputError) else one for one in found]
@@ -396,7 +461,7 @@ class Writer:
 
     def _filter(self, packed: dict[str, list[bytes]]) -> list[bool]:
         """Which rows stay, by the lengths of their texts; each that goes is counted once."""
-        if self.data.images is not None:
+        if "image" in packed:
             keep = [bool(pixels) for pixels in packed["image"]]
             self.dropped["broken"] += len(keep) - sum(keep)
             return keep
@@ -454,6 +519,8 @@ class Writer:
             if 0 < at < column.size:
                 return {"text": column.split_off("valid", row, at)}
             raise InputError(f"hold_out ({share}) of {column.size:,} tokens leaves none on one side")
+        if self.data.task in recipe.CAPTIONED:
+            return self._hold_out_images(n)
         row = n - round(share * n)
         if not 0 < row < n:
             raise InputError(f"hold_out ({share}) of {n:,} examples leaves none on one side")
@@ -466,4 +533,24 @@ class Writer:
                 raise InputError(
                     f"hold_out ({share}): label {missing[0]!r} is held out whole; shuffle the file, or give valid files"
                 )
+        return held
+
+    def _hold_out_images(self, n: int) -> dict[str, Column]:
+        """The last share of the images, with all of their captions."""
+        share, of = self.data.hold_out, np.fromfile(self.columns["of"].path, self.columns["of"].dtype)
+        n_images = len(self.columns["image"].ends)
+        cut = n_images - round(share * n_images)
+        if not 0 < cut < n_images:
+            raise InputError(f"hold_out ({share}) of {n_images:,} images leaves none on one side")
+        row = int((of < cut).sum())
+        if (of[:row] >= cut).any():
+            raise InputError(
+                f"hold_out ({share}): captions of one image lie apart; sort the file by image, or give valid files"
+            )
+        rows = {"text": row, "of": row, "image": cut}
+        held = {
+            name: column.split_off("valid", rows[name], column.ends[rows[name] - 1])
+            for name, column in self.columns.items()
+        }
+        (of[row:] - cut).astype(of.dtype).tofile(held["of"].path)
         return held

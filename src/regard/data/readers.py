@@ -59,7 +59,7 @@ class Corpus:
         if data.images is not None:
             from regard.data.image_readers import find_albums  # which reads tables as they are read here
 
-            self.albums, self.pairs = find_albums(files.files), []
+            self.albums, self.pairs = find_albums(files.files, told=data.task != "paint"), []
             self.files = [album.file for album in self.albums]
             return
         self.whole, sources, targets = find(files.files), find(files.source), find(files.target)

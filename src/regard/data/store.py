@@ -6,7 +6,7 @@ mapped into memory and never read as a whole. Images are there as pixels, a byte
 
     manifest.json  tokenizer.json  [source.tokenizer.json]
     train.source.bin  train.source.ends.bin  train.target.bin ...  valid.source.bin ...
-    train.image.bin  train.label.bin ...
+    train.image.bin  train.label.bin ...  [train.codes.bin  painter/]
 """
 
 from __future__ import annotations
@@ -111,12 +111,19 @@ class DataDir:
             self.manifest["images"] = {**self.manifest["images"], "mean": told["mean"], "std": told["std"]}
 
     @property
+    def n_codes(self) -> int:
+        """How many codes images have, which come after the tokens of text; 0 where they have none."""
+        return self.manifest.get("painter", {}).get("n_codes", 0)
+
+    @property
     def has_text(self) -> bool:
         return bool(self.manifest["tokenizers"])
 
     def counts(self) -> dict[str, Any]:
         """What :func:`regard.recipe.model_config` asks of the data."""
         sizes = (len(self.tokenizer), len(self.source_tokenizer)) if self.has_text else (0, 0)
+        if self.n_codes:
+            sizes = (sizes[0] + self.n_codes,) * 2
         named = dict(zip(("vocab_size", "source_vocab_size"), sizes, strict=True))
         return {**named, "n_labels": self.n_labels, "images": self.images}
 

@@ -104,7 +104,9 @@ class Summary:
     @cached_property
     def samples(self) -> list[dict[str, list[str]]]:
         """A few examples from all over the training data, as their tokens."""
-        columns = self.data.split("train")
+        columns = {
+            name: values for name, values in self.data.split("train").items() if name not in ("image", "of", "codes")
+        }
         n = self.data.manifest["splits"]["train"]["examples"]
         shown = min(SAMPLES, n)
         return [self._sample(columns, n * k // shown) for k in range(shown)]
@@ -113,8 +115,6 @@ class Summary:
         labels, sample = self.data.labels, dict[str, list[str]]()
         for name, values in columns.items():
             row = np.atleast_1d(values[i])[:SHOWN].tolist()
-            if name == "image":
-                continue  # a terminal cannot show it
             if name == "label":
                 sample[name] = [labels[label] if labels else f"{label:g}" for label in row]
             elif name == "tag":
@@ -143,11 +143,14 @@ class Summary:
         yield Text(f"{self.data.path}: {self.data.task}\n", style="bold")
         if self.data.images:
             yield from self._pictured()
-            return
+            if not self.data.has_text:
+                return
+            yield Text()
         headings = ("examples", "tokens", "mean", "median", "95 %", "longest")
         table = _table("", "", *headings)
         for split, facts in self.splits.items():
-            for i, (name, of) in enumerate(facts["columns"].items()):
+            texts = {name: of for name, of in facts["columns"].items() if "tokens" in of}
+            for i, (name, of) in enumerate(texts.items()):
                 numbers = (of["tokens"], of["mean"], of["median"], of["p95"], of["longest"])
                 first = (split, name, f"{facts['examples']:,}") if i == 0 else ("", name, "")
                 table.add_row(*first, *(f"{number:,}" for number in numbers))
@@ -182,7 +185,7 @@ class Summary:
         """Of images: how many of each label there are, what could not be read, and the colours."""
         numbers = {split: np.bincount(self.data.split(split)["label"]) for split in self.splits if self.data.labels}
         table = _table("", *self.splits)
-        table.add_row("images", *(f"{facts['examples']:,}" for facts in self.splits.values()))
+        table.add_row("images", *(f"{len(self.data.split(split)['image']):,}" for split in self.splits))
         for i, label in enumerate(self.data.labels):
             table.add_row(f"  {label}", *(f"{of[i] if i < len(of) else 0:,}" for of in numbers.values()))
         yield table
@@ -193,11 +196,17 @@ class Summary:
         for split, facts in self.splits.items():
             if broken := facts.get("broken"):
                 n = facts["dropped"]["broken"]
-                yield Text(f"{split}: {n:,} of {facts['read']:,} images cannot be read and are left out:")
+                whose = "captions are of images that" if self.data.has_text else "images"
+                yield Text(f"{split}: {n:,} of {facts['read']:,} {whose} cannot be read and are left out:")
                 yield from (Text(f"  {why}") for why in broken)
 
 
-_WHY = {"empty": "empty", "too long": "too long", "ratio": "of unequal length"}
+_WHY = {
+    "empty": "empty",
+    "too long": "too long",
+    "ratio": "of unequal length",
+    "broken": "of images that cannot be read",
+}
 
 
 def _lengths(rows: Ragged) -> dict[str, Any]:

@@ -7,6 +7,8 @@ translate.py  texts in, translations out
 generate.py   prompts in, what follows them out
 text.py       ids to text as they come
 chat.py       turns in, answers out
+caption.py    images in, captions out
+draw.py       texts in, images out
 """
 
 from regard.decode.settings import Decoding as Decoding

@@ -157,6 +157,7 @@ class State(ABC):
     def __init__(self, how: Decoding, limits, room: int, end: Sequence[int], never, device, requests):
         self.how, self.end, self.never = how, list(end), list(never)
         self.ending = torch.tensor(self.end, device=device)
+        self.forbidden = torch.tensor(self.never, dtype=torch.long, device=device)
         self.rows, self.limits = np.arange(len(limits)), np.asarray(limits)  # which of all rows these are
         self.found: list[list[Found]] = [[] for _ in limits]
         b, k, n = len(limits), how.ways, room
@@ -202,8 +203,8 @@ class State(ABC):
 
     def _allowed(self, scores: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
         """Scores without those of what may not be written. Takes them over."""
-        for id in self.never:
-            scores[..., id] = -torch.inf
+        if self.never:
+            scores.index_fill_(-1, self.forbidden, -torch.inf)
         if self.barrier is not None:
             for id in self.end:
                 scores[..., id].add_(self.barrier[self.t])

@@ -40,14 +40,15 @@ def facts(model: Model) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def batches(model: Model, given: Sequence[Any]) -> Iterator[Float[Tensor, "B C H W"]]:
-    """Images (paths, bytes, images of pillow, arrays, pictures) as pixels on the model's device, in their order."""
+def batches(model: Model, given: Sequence[Any], ways: int = 1) -> Iterator[Float[Tensor, "B C H W"]]:
+    """Images (paths, bytes, images of pillow, arrays, pictures) as pixels on the model's device, in their order; fewer
+    at once where each is worked on in several ways."""
     if isinstance(given, np.ndarray) and given.ndim == 3 and given.shape[2] in (1, 3):
         raise InputError(f"an array of shape {given.shape} is one image; give a list of them: [image]")
     told, device = facts(model), model.device
     how = untouched(told, device)
     dtype = next(model.net.parameters()).dtype
-    n = AT_ONCE.get(device.type, 64)
+    n = max(1, AT_ONCE.get(device.type, 64) // ways)
 
     def read(numbered: tuple[int, Any]) -> np.ndarray:
         number, one = numbered

@@ -165,7 +165,7 @@ def read_examples(model: Model, file: str | Path, columns: Sequence[str] = ()) -
     """The texts of a file, or the images of a folder or a table, with their labels: the columns that are named, or
     those that the model was trained on. A row without text is left out, as in training; a label that the model does not
     know is refused."""
-    task, trained = model.task, _data(model)
+    task, trained = model.task, trained_on(model)
     names = tuple(columns or trained.get("columns", ()))
     numbers = task == "classify" and is_regression(model)
     pixels = None
@@ -229,7 +229,7 @@ def _number(text: str, place: str) -> float:
     raise InputError(f"{place}: label {text!r} must be a number: the model was trained on numbers")
 
 
-def _data(model: Model) -> dict[str, Any]:
+def trained_on(model: Model) -> dict[str, Any]:
     """How the data of the model's training was read, where its run directory tells."""
     if model.path is None:
         return {}

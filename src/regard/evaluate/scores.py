@@ -9,6 +9,7 @@ comparison of two systems (Koehn 2004) and the score of sentences of like length
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -123,6 +124,26 @@ def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scor
     'nrefs:2|bs:1000|seed:12345|case:mixed|eff:no|tok:13a|smooth:exp|version:2...'
     """
     return _sacrebleu("BLEU", _package("sacrebleu").BLEU(), hypotheses, references)
+
+
+def caption_bleu(captions: Sequence[str], references: Sequence[Sequence[str]], order: int = 4) -> Score:
+    """BLEU-1 to BLEU-4 of captions, lowercased; ``references`` has those of each image, as many as it has.
+
+    >>> score = caption_bleu(["a dog runs"], [["A dog runs", "one dog"]], order=2)
+    >>> score.name, round(score.value)
+    ('BLEU-2', 100)
+    """
+    metric = _package("sacrebleu").BLEU(max_ngram_order=order, lowercase=True, force=True)
+    return _sacrebleu(f"BLEU-{order}", metric, captions, by_number(references))
+
+
+def by_number(references: Sequence[Sequence[str]]) -> list[list[Any]]:
+    """The references of each text as the first of every text, the second of every text, ...; None where there is none.
+
+    >>> by_number([["a", "b"], ["c"]])
+    [['a', 'c'], ['b', None]]
+    """
+    return [list(lines) for lines in itertools.zip_longest(*references)]
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:

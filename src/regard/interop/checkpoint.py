@@ -22,7 +22,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 
-from regard.config import Contrastive, Labels, ModelConfig, Pooled, RegardError, Stack, Tokens, Vocabulary
+from regard.config import Codes, Contrastive, Labels, ModelConfig, Pooled, RegardError, Stack, Tokens, Vocabulary
 from regard.data.tokenizer import SPECIAL, Tokenizer
 from regard.interop import config_from_hf, from_hf
 from regard.interop.sentencepiece import read_pieces, unigram
@@ -74,6 +74,8 @@ def task_of(config: ModelConfig) -> str:
             return "tag"
         case Contrastive():
             return "match"
+        case Codes():
+            return "paint"
 
 
 # ---------------------------------------------------------------------------------------

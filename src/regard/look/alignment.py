@@ -162,9 +162,9 @@ class Alignment:
             self.weights.tolist(), cmap=LinearSegmentedColormap.from_list("one hue", ["white", LIGHT]), vmin=0, vmax=1
         )
         axes.set_xticks(
-            range(len(self.source)), map(_plain, self.source), rotation=50, ha="left", rotation_mode="anchor"
+            range(len(self.source)), map(plain, self.source), rotation=50, ha="left", rotation_mode="anchor"
         )
-        axes.set_yticks(range(len(self.target)), map(_plain, self.target))
+        axes.set_yticks(range(len(self.target)), map(plain, self.target))
         axes.tick_params(top=True, bottom=False, labeltop=True, labelbottom=False)
         axes.spines[:].set_visible(False)
         with drafted(path) as draft:
@@ -178,25 +178,33 @@ def align(
 
     Left out, layer and head are the :func:`aligning_head` of this sentence; a layer alone is the mean over its heads.
     """
-    layers = _cross_layers(model)
+    read, written, shares = _attended(model, source, target)
+    weights, layer, head = chosen(model, shares, layer, head)
+    return Alignment(
+        source=tuple(model.source_tokenizer.token(id) for id in read),
+        target=tuple(model.tokenizer.token(id) for id in written),
+        weights=weights,
+        layer=layer,
+        head=head,
+    )
+
+
+def chosen(
+    model: Model, shares: Float[Tensor, "H T S"], layer: str | None, head: int | None
+) -> tuple[Float[Tensor, "T S"], str, int | None]:
+    """Those of one head, or the mean over a layer's, of the shares of all heads of all layers; and which that is."""
+    layers = cross_layers(model)
     if layer is None and head is not None:
         raise InputError(f"head ({head}): of which layer? this model has {', '.join(layers)}")
     if layer is not None and layer not in layers:
         raise InputError(f"layer ({layer!r}): is no cross-attention of this model; it has {', '.join(layers)}")
-    read, written, shares = _attended(model, source, target)
     n_heads = len(shares) // len(layers)
     if head is not None and not 0 <= head < n_heads:
         raise InputError(f"head ({head}): is not in layer {layer}; its heads are 0 to {n_heads - 1}")
     if layer is None:
         layer, head = _place(model, spread(shares))
     of_layer = shares[layers.index(layer) * n_heads :][:n_heads]
-    return Alignment(
-        source=tuple(model.source_tokenizer.token(id) for id in read),
-        target=tuple(model.tokenizer.token(id) for id in written),
-        weights=of_layer.mean(0) if head is None else of_layer[head],
-        layer=layer,
-        head=head,
-    )
+    return of_layer.mean(0) if head is None else of_layer[head], layer, head
 
 
 def aligning_head(model: Model, sources: Sequence[str]) -> tuple[str, int]:
@@ -215,8 +223,8 @@ def spread(weights: Float[Tensor, "H T S"]) -> Float[Tensor, " H"]:
     return weights.amax(-2).sum(-1)
 
 
-def _cross_layers(model: Model) -> list[str]:
-    model.check_task("translate")
+def cross_layers(model: Model) -> list[str]:
+    """The names of a model's cross-attentions."""
     layers = [name for name in model.net.attention_layers()["decoder"] if name.endswith(".cross")]
     if not layers:
         raise InputError("this model has no cross-attention to look at")
@@ -225,7 +233,7 @@ def _cross_layers(model: Model) -> list[str]:
 
 def _place(model: Model, of_heads: Tensor) -> tuple[str, int]:
     """The layer and head with the largest number, of all heads of the upper half of the layers."""
-    layers = _cross_layers(model)
+    layers = cross_layers(model)
     lowest, n_heads = len(layers) // 2, len(of_heads) // len(layers)
     layer, head = divmod(int(of_heads[lowest * n_heads :].argmax()), n_heads)
     return layers[lowest + layer], head
@@ -234,16 +242,22 @@ def _place(model: Model, of_heads: Tensor) -> tuple[str, int]:
 def _attended(model: Model, source: str, target: str | None) -> tuple[list[int], list[int], Tensor]:
     """The tokens of a sentence and its translation, ends included, and the shares of all heads of all layers: a row is
     what was looked at to write its token."""
-    layers = _cross_layers(model)
+    model.check_task("translate")
     if target is None:
         target = model.translate([source], whole=True, beam=1)[0].text
     reads, writes = model.source_tokenizer, model.tokenizer
     read, written = [*reads.encode(source), reads.end], [*writes.encode(target), writes.end]
-    with torch.inference_mode():
-        memory = model.net.encode(torch.tensor([read], device=model.device))
-        asks = torch.tensor([[writes.start, *written[:-1]]], device=model.device)
-        attended = model.net.decode(asks, memory, capture=layers).attended
-        return read, written, torch.cat([attended[name].weights()[0].float().cpu() for name in layers])
+    return read, written, shares_of(model, torch.tensor([read], device=model.device), written)
+
+
+@torch.inference_mode()
+def shares_of(model: Model, given: Tensor, written: Sequence[int]) -> Float[Tensor, "H T S"]:
+    """What all heads of all layers looked at of one input, the row of a token being what was seen to write it. The
+    queries and keys are those that the network works with, whichever kernel that is."""
+    layers = cross_layers(model)
+    asks = torch.tensor([[model.tokenizer.start, *written[:-1]]], device=model.device)
+    attended = model.net.decode(asks, model.net.encode(given), capture=layers).attended
+    return torch.cat([attended[name].weights()[0].float().cpu() for name in layers])
 
 
 # A token may be anything: line ends, terminal codes and markup must not get out.
@@ -253,7 +267,7 @@ def _printable(name: str) -> str:
     return "".join(c if c.isprintable() else "·" for c in name)
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     return _printable(name).replace("$", r"\$")  # or matplotlib would read mathematics in it
 
 

@@ -11,7 +11,7 @@ Inputs are tensors and a :class:`~regard.nn.masks.Layout` that says where the re
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import cast
 
 import torch
@@ -23,6 +23,7 @@ from regard.config import ConfigError, InputError, ModelConfig, suggest
 from regard.nn.attention import Attended
 from regard.nn.blocks import Block, Stack
 from regard.nn.cache import Cache
+from regard.nn.codes import CodesHead
 from regard.nn.dropout import dropout
 from regard.nn.embed import PatchEmbed, TokenEmbed, make_embed
 from regard.nn.heads import ContrastiveHead, LabelsHead, Mix, Pair, PooledHead, VocabularyHead
@@ -96,14 +97,15 @@ class Tower(nn.Module):
         inputs: Tensor,
         layout: Layout,
         *,
-        embed: TokenEmbed | None = None,
+        embed: Callable[..., Tensor] | None = None,
         segments: Int[Tensor, "B T"] | None = None,
         cache: Cache | None = None,
         memory: Encoded | None = None,
         capture: Collection[str] = (),
         collect: list[Tensor] | None = None,
     ) -> tuple[Float[Tensor, "B T C"], dict[str, Attended]]:
-        """The stack over embedded inputs. ``embed`` is another tower's table where the two share one."""
+        """The stack over embedded inputs. ``embed`` is another tower's table where the two share one, or
+        whatever else makes vectors of what is given."""
         config = self.config
         table = self.embed if embed is None else embed
         assert table is not None, "a tower without a table of its own is given one"
@@ -202,6 +204,9 @@ class Transformer(nn.Module):
                 self.head = LabelsHead(head, config.d_scored)
             case c.Pooled():
                 self.head = PooledHead(head, config.d_scored)
+            case c.Codes():
+                assert isinstance(last, c.Stack)
+                self.head = CodesHead(head, last, Tower(last.replace(n_layers=head.n_layers), own_embed=False))
         if getattr(head, "mix", False):
             # A Transformer's input counts as a layer; a recurrent one's has another width.
             self.mix = Mix(last.n_layers + isinstance(last, c.Stack))
@@ -299,7 +304,7 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "B T C"], layout: Layout | Tensor | None = None) -> Tensor:
         """The head over a tower's output: (B, T, V), (B, T, L), (B, L), or (B, T, 2, V) for a bidirectional
-        language model, whose directions are scored apart."""
+        language model, whose directions are scored apart; of a head of codes, the image painted from them."""
         if isinstance(self.head, VocabularyHead):
             if hidden.shape[-1] not in (self.config.d_scored, self.config.last.d_out):
                 raise InputError(f"hidden is {hidden.shape[-1]} wide; this head scores {self.config.d_scored}")
@@ -444,12 +449,13 @@ def _reset(part: nn.Module, config: c.Tower) -> None:
             module.reset_parameters(std)
         elif hasattr(module, "reset_parameters"):
             module.reset_parameters()  # type: ignore[operator]
-    if isinstance(part, Tower) and std is not None and part.config.norm_order == "pre":
-        for block in part.stack.blocks:
-            for branch in (block.self_attn, block.cross_attn):
-                if branch is not None:
-                    branch.out.weight /= math.sqrt(2 * part.config.n_layers)  # type: ignore[union-attr]
-            block.mlp.down.weight /= math.sqrt(2 * part.config.n_layers)  # type: ignore[union-attr]
+    for tower in part.modules():
+        if isinstance(tower, Tower) and std is not None and tower.config.norm_order == "pre":
+            for block in tower.stack.blocks:
+                for branch in (block.self_attn, block.cross_attn):
+                    if branch is not None:
+                        branch.out.weight /= math.sqrt(2 * tower.config.n_layers)  # type: ignore[union-attr]
+                block.mlp.down.weight /= math.sqrt(2 * tower.config.n_layers)  # type: ignore[union-attr]
 
 
 def _reset_linear(layer: nn.Linear, std: float | None) -> None:

@@ -109,6 +109,14 @@ class World:
             dist.all_reduce(value)
         return value
 
+    def gather(self, value: Tensor) -> Tensor:
+        """The rows of all processes, as many of each, one process after another."""
+        if self.size == 1:
+            return value
+        found = [torch.empty_like(value) for _ in range(self.size)]
+        dist.all_gather(found, value.contiguous())
+        return torch.cat(found)
+
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()

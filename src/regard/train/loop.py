@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from regard.config import InputError, ModelConfig, Recurrent, RegardError
-from regard.data.batch import draws
-from regard.data.batches import Batches, make_batches
+from regard.data.batch import Vectors, draws
+from regard.data.batches import Batch, Batches, make_batches
+from regard.data.captions import Matches
 from regard.data.store import DataDir
 from regard.decode.chat import chat_template
 from regard.memory import keep_freed_memory
@@ -56,6 +57,8 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, data: DataDir, run: Run, world: World, watch: Watch):
         self.config = model_config(recipe.model, **data.counts())
+        if world.shard and data.task == "match":
+            raise InputError("--shard: not for match, whose temperature is a single number; leave it out")
         recipe = settled(recipe, self.config, world.device)
         self.recipe, self.data, self.run, self.world, self.watch = recipe, data, run, world, watch
         self.train, self.device = recipe.train, world.device
@@ -70,7 +73,7 @@ class Trainer:
                 raise InputError(
                     f"train.bleu ({self.train.bleu}) needs held-out pairs; give data.valid or data.hold_out"
                 )
-            tasks.bleu(data, self.shown, [""])  # what is missing for it shows now, not after an hour
+            self._bleu_of([""])  # what is missing for it shows now, not after an hour
         if self.device.type == "cpu":
             keep_freed_memory()
         torch.manual_seed(self.train.seed)
@@ -125,7 +128,7 @@ class Trainer:
         self._clear(keep=len(update.parts) > 1)
         share = self.world.size / max(update.size.wanted, 1)  # the engines average over processes
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for i, batch in enumerate(update.parts):
+        for i, batch in enumerate(self.together(update)):
             torch.manual_seed(_seed(self.train.seed, update.step, i, self.world.rank))
             if self.replays:
                 torch.compiler.cudagraph_mark_step_begin()
@@ -138,9 +141,35 @@ class Trainer:
         norm = self._norm()
         finite = norm.isfinite() & self._share(total).isfinite()
         self.optimizer.update(learning_rate(self.train, update.step), norm, finite)
+        if self.data.task == "match":
+            with torch.no_grad():  # CLIP's bound, within which the scale has a gradient: beyond, it could not come back
+                self.weights["head.log_scale"].clamp_(max=math.log(99.99))
         if self.average:
             get_ema_multi_avg_fn(self.train.ema)(list(self.average.values()), list(self.weights.values()), None)
         self._count(total, update.size.wanted, norm, finite)
+
+    @torch.no_grad()
+    def together(self, update: Update) -> list[Batch]:
+        """The parts of an update. Of pairs of images and texts, each with what those of all parts and processes look
+        like, so that it can be held against them (after GradCache, Gao et al. 2021)."""
+        parts, n = update.parts, len(update.parts)
+        if self.data.task != "match" or n * self.world.size == 1:
+            return parts
+        room = math.ceil(update.size.wanted / (n * self.world.size))
+        found: list[Tensor] = []
+        for i, batch in enumerate(parts):
+            torch.manual_seed(_seed(self.train.seed, update.step, i, self.world.rank))  # the dropout that it will have
+            if self.replays:
+                torch.compiler.cudagraph_mark_step_begin()
+            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+                first, text, real = self.objective(batch.to(self.device), looks=True)
+            rows = torch.cat([first, text, real[:, None].to(first.dtype)], 1)
+            found.append(nn.functional.pad(rows, (0, 0, 0, room - len(rows))))
+        whole = self.world.gather(torch.cat(found))
+        width = whole.shape[1] // 2
+        beside = Vectors(whole[:, :width], whole[:, width:-1], whole[:, -1] > 0)
+        begin = self.world.rank * n
+        return [batch._replace(beside=beside, place=torch.tensor((begin + i) * room)) for i, batch in enumerate(parts)]
 
     def _localise(self) -> None:
         """Under FSDP the optimizer works on this process's shards, and so on their gradients."""
@@ -320,6 +349,9 @@ class Trainer:
         """Loss and scores on the held-out data; None where there is none."""
         if self.held_out is None:
             return None
+        if isinstance(self.held_out, Matches):
+            with self._decoding():
+                return tasks.retrieval(self.model, self.held_out, self.device)
         sums: dict[str, Tensor] = {}
         with self._evaluating():
             for i in range(len(self.held_out)):
@@ -328,20 +360,28 @@ class Trainer:
                 beta = self.train.beta
                 tally = self.objective(batch, True) if self.world.shard else tasks.tally(self.model, batch, beta)
                 sums = {name: value + sums.get(name, 0) for name, value in tally.items()}
-        together = self.world.sum(torch.stack([*sums.values()])).tolist()
-        found = tasks.scores(dict(zip(sums, together, strict=True)))
+        together = self.world.sum(torch.cat([value.flatten() for value in sums.values()]))
+        parts = together.split([value.numel() for value in sums.values()])
+        found = tasks.scores({n: p.view_as(sums[n]).tolist() for n, p in zip(sums, parts, strict=True)})
         return {**found, "bleu": self.bleu()} if self.train.bleu else found
 
     def bleu(self) -> float:
         """sacreBLEU on the first held-out pairs: the first process's. Where each has a shard, all translate with it."""
         value = torch.zeros((), dtype=torch.float64, device=self.device)
         if self.world.first or self.world.shard:
-            rows = range(min(self.train.bleu, len(self.shown["source"])))
+            said_of, column = (
+                (tasks.captions, "image") if self.data.task == "caption" else (tasks.translations, "source")
+            )
+            rows = range(min(self.train.bleu, len(self.shown[column])))
             with self._decoding():
-                said = tasks.translations(self.model, self.data, self.shown, rows)
+                said = said_of(self.model, self.data, self.shown, rows)
             if self.world.first:
-                value += tasks.bleu(self.data, self.shown, said)
+                value += self._bleu_of(said)
         return self.world.sum(value).item()
+
+    def _bleu_of(self, said: list[str]) -> float:
+        score = tasks.caption_bleu if self.data.task == "caption" else tasks.bleu
+        return score(self.data, self.shown, said)
 
     def samples(self) -> list[dict[str, str]]:
         with self._decoding():
@@ -553,7 +593,7 @@ class Trainer:
 
 # What the weights to use are chosen by, before the loss, which grows while a classifier that is sure of itself is right
 # more often.
-CHOSEN_BY = {"translate": "bleu", "classify": "accuracy", "tag": "accuracy"}
+CHOSEN_BY = {"translate": "bleu", "caption": "bleu", "classify": "accuracy", "tag": "accuracy", "match": "accuracy"}
 
 
 def _is_better(found: dict[str, float], best: dict[str, Any], by: str = "") -> bool:

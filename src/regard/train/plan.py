@@ -344,10 +344,25 @@ def head_pieces(config: ModelConfig, load: Load) -> Iterator[Piece]:
                 yield linear(load, "head", load.rows, tower.d_out, head.d_embed, bias=False)
             product = 2 * load.rows**2 * head.d_embed
             yield Piece("head", 1, product, 2 * product)
+        case c.Codes():
+            yield from coded(head, last, load, n)
     if isinstance(head, c.Labels | c.Pooled) and head.mix:
         yield Piece("head", parameters=last.n_layers + isinstance(last, c.Stack) + 1)
     if config.pair_head is not None:
         yield from pooled(config.pair_head, load, last.d_out)
+
+
+def coded(head: c.Codes, tower: c.Tower, load: Load, n: int) -> Iterator[Piece]:
+    """Patches to codes, and the painter above them. Distances are in float32; they move codes, and no patch."""
+    assert isinstance(tower, c.Stack)
+    assert isinstance(tower.input, c.Patches)
+    full = replace(load, half=False)
+    yield linear(full, "head", n, tower.d_model, head.d_code)
+    product = 2 * n * head.d_code * head.n_codes
+    yield Piece("head", head.n_codes * head.d_code, product, product, kept=n * (head.n_codes + 2 * head.d_code) * 4)
+    yield linear(load, "head", n, head.d_code, tower.d_input)
+    yield from stack(tower.replace(n_layers=head.n_layers), load, None, own_table=False)
+    yield linear(load, "head", n, tower.d_model, tower.input.channels * tower.input.patch_size**2)
 
 
 def pooled(head: c.Pooled, load: Load, d: int) -> Iterator[Piece]:
@@ -686,7 +701,9 @@ def plan(
 def _length(config: ModelConfig, train: Train, data: Data | None) -> int:
     """Tokens that attend to each other: a packed row's, or a text's."""
     limit = min([t.max_len for t in towers(config) if isinstance(t, c.Stack) and t.max_len], default=None)
-    if data is not None and data.task not in ("generate", "fill"):
+    if data is not None and data.task == "draw":  # a text and as many codes as a painter has, which only the data knows
+        length = limit or data.max_tokens
+    elif data is not None and data.task not in ("generate", "fill"):
         length = min(TEXT, data.max_tokens)
     else:
         length = train.row_tokens or (TEXT if config.shape == "encoder-decoder" else limit or 256)

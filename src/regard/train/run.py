@@ -3,6 +3,7 @@
 config.json        the recipe, and the model with every value, vocabulary included
 model.safetensors  the weights to use: the best on held-out data so far
 tokenizer.json     (and source.tokenizer.json, labels.json where there are any)
+painter/           of a model that draws: the run directory of the one that paints
 metrics.jsonl      a line for every few steps and every validation
 curves.png         the same as a picture
 state/             checkpoints, to resume from
@@ -64,6 +65,8 @@ class Run:
         draft.mkdir(parents=True)
         for file in data.path.glob("*tokenizer*.json"):
             shutil.copyfile(file, draft / file.name)
+        if data.n_codes:
+            shutil.copytree(data.path / "painter", draft / "painter")
         if data.labels:
             write_text(draft / "labels.json", json.dumps(data.labels, ensure_ascii=False))
         if chat_template is not None:

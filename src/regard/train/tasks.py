@@ -11,19 +11,25 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import Recurrent
 from regard.data.augment import treated, untouched
+from regard.data.batch import Vectors
 from regard.data.batches import Batch
+from regard.data.captions import Matches
 from regard.data.store import DataDir
 from regard.decode import Decoding
 from regard.decode.search import search
+from regard.evaluate.retrieval import recalls
 from regard.model import Model
 from regard.nn import Transformer
-from regard.nn.heads import VocabularyHead
+from regard.nn.codes import Coded, CodesHead
+from regard.nn.heads import ContrastiveHead, VocabularyHead
+from regard.nn.masks import Layout
 from regard.train.objectives import token_loss
 
 
@@ -56,8 +62,13 @@ def loss(model: Transformer, batch: Batch, smoothing: float = 0.0, beta: float =
     head, batch = model.head, batch.ready(model_dtype(model))
     if batch.reference is not None:
         return _preference_loss(*preferred(model, batch), beta)
+    if isinstance(head, ContrastiveHead):
+        return _contrastive_loss(model, batch)
     if batch.wanted.is_floating_point():
         return _squared_error(_logits(model, batch), batch.wanted)
+    if isinstance(head, CodesHead):
+        found, _, error = _painted(model, batch)
+        return _over_images(error + head.distances(found), batch)
     if not isinstance(head, VocabularyHead):
         return _label_loss(_logits(model, batch), batch, smoothing)
     out = hidden(model, batch)
@@ -93,6 +104,32 @@ def model_dtype(model: Transformer) -> torch.dtype:
     return next(model.parameters()).dtype
 
 
+def _painted(model: Transformer, batch: Batch) -> tuple[Coded, Tensor, Tensor]:
+    """The codes of images, what is painted from them, (B, K, Y, X), and how far that is from them, (B,): the squared
+    error of a pixel in deviations."""
+    assert isinstance(model.head, CodesHead)
+    found = model.head.coded(hidden(model, batch))
+    painted = model.head.painted(found).float()
+    return found, painted, (painted - batch.inputs.float()).square().mean((1, 2, 3))
+
+
+def _over_images(each: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    real = batch.wanted >= 0
+    return torch.where(real, each, 0).sum(), real.sum()
+
+
+def _painting_tally(model: Transformer, batch: Batch, std: Tensor) -> dict[str, Tensor]:
+    """The loss, the error of pixels from 0 to 1, and how often each code was used."""
+    assert isinstance(model.head, CodesHead)
+    found, painted, error = _painted(model, batch)
+    total, count = _over_images(error + model.head.distances(found), batch)
+    of_one = ((painted - batch.inputs.float()) * std[:, None, None]).square().mean((1, 2, 3))
+    real = (batch.wanted >= 0)[:, None].expand_as(found.ids).flatten()
+    used = torch.zeros(len(found.codes), dtype=torch.float64, device=real.device)
+    used.index_add_(0, found.ids.flatten(), real.double())
+    return {"loss": total, "count": count, "error": _over_images(of_one, batch)[0], "used": used}
+
+
 def _squared_error(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     real = ~wanted.isnan()
     return torch.where(real, logits[:, 0].float() - wanted, 0).square().sum(), real.sum()
@@ -114,6 +151,72 @@ def preferred(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]:
 def _preference_loss(margin: Tensor, counts: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """DPO (Rafailov et al. 2023): -log sigmoid of beta times the margin."""
     return torch.where(counts, -F.logsigmoid(beta * margin), 0).sum(), counts.sum()
+
+
+# ---------------------------------------------------------------------------------------
+# Pairs of images and texts
+
+
+def vectors(model: Transformer, batch: Batch) -> Vectors:
+    """Both sides of pairs as unit vectors."""
+    batch = batch.ready(model_dtype(model))
+    assert batch.target is not None
+    pair = model(batch.inputs, batch.target, target_layout=batch.target_layout)
+    return Vectors(_wide(pair.first), _wide(pair.text), batch.wanted >= 0)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _contrastive_loss(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]:
+    """CLIP's: which text of an update belongs to each image, and which image to each text.
+
+    A pair is held against all others of an update, so its loss cannot be a sum over parts. A part knows what the others
+    look like (``beside``), and works out the loss of the whole with its own vectors in their place: its gradient is
+    then what the whole one's has by way of them, and those of all parts add up to it. What all parts have in common is
+    the scale, of which each takes its share; and of the loss itself, its own pairs'."""
+    assert batch.target is not None
+    pair = model(batch.inputs, batch.target, target_layout=batch.target_layout)
+    own, scale = Vectors(_wide(pair.first), _wide(pair.text), batch.wanted >= 0), _wide(pair.scale)
+    if batch.beside is None:
+        return _pairs_loss(own, scale).sum() / 2, own.real.sum()
+    assert batch.place is not None
+    at = batch.place + torch.arange(len(own.real), device=own.real.device)
+    whole = Vectors(*(all.index_copy(0, at, mine) for all, mine in zip(batch.beside, own, strict=True)))
+    share = own.real.sum().to(scale.dtype) / whole.real.sum()
+    each = _pairs_loss(whole, scale.detach() + share * (scale - scale.detach()))
+    total = each.sum() / 2
+    mine = each[:, at].sum().detach() / 2
+    return mine + total - total.detach(), own.real.sum()
+
+
+def _pairs_loss(given: Vectors, scale: Tensor) -> Tensor:
+    """Of each image, and of each text, (2, N); 0 where there is no pair."""
+    with torch.autocast(given.first.device.type, enabled=False):
+        logits = scale * given.first @ given.text.T
+    logits = logits.masked_fill(given.real ^ given.real[:, None], float("-inf"))  # rows of nothing stay finite
+    right = torch.where(given.real, torch.arange(len(logits), device=logits.device), -1)
+    sides = [F.cross_entropy(side, right, ignore_index=-1, reduction="none") for side in (logits, logits.T)]
+    return torch.stack(sides)
+
+
+def retrieval(model: Transformer, batches: Matches, device: torch.device) -> dict[str, float]:
+    """The loss of held-out pairs, a batch at a time, and how often the right one is found among all of them."""
+    head = model.head
+    assert isinstance(head, ContrastiveHead)
+    images, texts, total = [], [], torch.zeros((), dtype=torch.float64, device=device)
+    scale = _wide(head.log_scale.exp().clamp(max=100))
+    for step in range(len(batches)):
+        found = vectors(model, batches.part(step).to(device))
+        total += _pairs_loss(found, scale).sum() / 2
+        images.append(found.first)
+    for rows in np.array_split(np.arange(len(batches.columns["of"])), len(batches)):
+        ids, layout = batches.texts(rows)
+        layout = Layout(lengths=None if layout.lengths is None else layout.lengths.to(device))
+        texts.append(_wide(head.embed_text(model.encode_text(ids.to(device), layout).hidden, layout)))
+    of = torch.from_numpy(np.asarray(batches.columns["of"], np.int64)).to(device)
+    return {"loss": float(total) / batches.n, **recalls(torch.cat(images), torch.cat(texts), of)}
 
 
 def _pair_loss(model: Transformer, batch: Batch, out: Tensor) -> Tensor:
@@ -146,9 +249,11 @@ class Objective(nn.Module):
         super().__init__()
         self.model, self.smoothing, self.r_drop, self.beta = model, smoothing, r_drop, beta
 
-    def forward(self, batch: Batch, tallied: bool = False) -> Tensor | dict[str, Tensor]:
+    def forward(self, batch: Batch, tallied: bool = False, looks: bool = False) -> Tensor | dict[str, Tensor] | Vectors:
         if tallied:
             return tally(self.model, batch, self.beta)
+        if looks:
+            return vectors(self.model, batch)
         if self.r_drop:
             return r_drop_loss(self.model, batch, self.smoothing, self.r_drop)[0]
         return loss(self.model, batch, self.smoothing, self.beta)[0]
@@ -161,7 +266,10 @@ class Objective(nn.Module):
 def tally(model: Transformer, batch: Batch, beta: float = 0.0) -> dict[str, Tensor]:
     """Loss, number of predictions and what the scores need beside them, each summed over a batch: how many predictions
     were right (where counting is cheap), how large the margin of preferences is, the moments of numbers."""
-    batch = batch.ready(model_dtype(model))
+    how, batch = batch.treatment, batch.ready(model_dtype(model))
+    if isinstance(model.head, CodesHead):
+        assert how is not None
+        return {name: value.double() for name, value in _painting_tally(model, batch, how.std).items()}
     if batch.reference is not None:
         margin, counts = preferred(model, batch)
         total, count = _preference_loss(margin, counts, beta)
@@ -182,7 +290,7 @@ def tally(model: Transformer, batch: Batch, beta: float = 0.0) -> dict[str, Tens
     return {name: value.double() for name, value in {"loss": total, "count": count, **sums}.items()}
 
 
-def scores(sums: dict[str, float]) -> dict[str, float]:
+def scores(sums: dict[str, Any]) -> dict[str, float]:
     """What the sums say.
 
     >>> scores({"loss": 2.0, "count": 4.0, "right": 3.0})
@@ -190,6 +298,8 @@ def scores(sums: dict[str, float]) -> dict[str, float]:
     """
     n = max(sums["count"], 1)
     found = {"loss": sums["loss"] / n}
+    if "used" in sums:
+        return {**found, "psnr": -10 * math.log10(max(sums["error"] / n, 1e-10)), "codes": _in_use(sums["used"])}
     if "right" in sums:
         found["accuracy"] = sums["right"] / n
     if "margin" in sums:
@@ -197,6 +307,16 @@ def scores(sums: dict[str, float]) -> dict[str, float]:
     if "xy" in sums:
         return {**found, "pearson": _pearson(sums, n)}
     return found if len(found) > 1 else {**found, "perplexity": math.exp(min(found["loss"], 700))}
+
+
+def _in_use(counts: Sequence[float]) -> float:
+    """Of how many codes, all used alike, the use would be as even (its perplexity).
+
+    >>> round(_in_use([5.0, 5.0, 0.0]), 3)
+    2.0
+    """
+    shares = [n / sum(counts) for n in counts if n]
+    return math.exp(-sum(p * math.log(p) for p in shares))
 
 
 def _pearson(sums: dict[str, float], n: float) -> float:
@@ -214,6 +334,23 @@ def translations(model: Transformer, data: DataDir, columns: dict[str, Any], row
     return [found.text for found in trained.translate(sources, whole=True, beam=1)]
 
 
+def captions(model: Transformer, data: DataDir, columns: dict[str, Any], images: Sequence[int]) -> list[str]:
+    """What the model says of some images of a split, greedily."""
+    told = {"longest": data.manifest["data"]["max_tokens"], "images": data.manifest["images"]}
+    trained = Model(model, data.task, data.tokenizer, **told)
+    return [found.text for found in trained.caption(columns["image"][images], beam=1)]
+
+
+def caption_bleu(data: DataDir, columns: dict[str, Any], said: Sequence[str]) -> float:
+    """sacreBLEU of captions of a split's first images, each against all that it has."""
+    from regard.evaluate.scores import caption_bleu
+
+    own: list[list[str]] = [[] for _ in said]
+    for row in np.flatnonzero(np.asarray(columns["of"]) < len(said)):
+        own[columns["of"][row]].append(data.tokenizer.decode(columns["text"][row]))
+    return caption_bleu(said, own).value
+
+
 def bleu(data: DataDir, columns: dict[str, Any], said: Sequence[str]) -> float:
     """sacreBLEU of translations of a split's first sources."""
     from regard.evaluate.scores import bleu
@@ -229,7 +366,9 @@ def bleu(data: DataDir, columns: dict[str, Any], said: Sequence[str]) -> float:
 def samples(model: Transformer, data: DataDir, columns: dict[str, Any], n: int = 3) -> Iterator[dict[str, str]]:
     """What the model says of the first few examples of a split, beside what it should say."""
     device = next(model.parameters()).device
-    rows = len(next(iter(columns.values())))
+    rows = len(columns["image"] if "image" in columns else next(iter(columns.values())))
+    if data.task not in _SAMPLES:
+        return
     for i in range(n if data.task == "generate" else min(n, rows)):
         yield _SAMPLES[data.task](model, data, columns, i, device)
 
@@ -301,6 +440,24 @@ def _pictured(model: Transformer, data: DataDir, columns, i: int, device) -> dic
     return {"image": str(i + 1), "model": said, "reference": data.labels[int(wanted)]}
 
 
+def _captioned(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
+    """Of the first few images, not of one image's captions."""
+    row = int(np.flatnonzero(np.asarray(columns["of"]) == i)[0])
+    [said] = captions(model, data, columns, [i])
+    return {"image": str(i + 1), "model": said, "reference": data.tokenizer.decode(columns["text"][row])}
+
+
+def _matched(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
+    """Which of the first few texts it would give an image."""
+    of, tokens = np.asarray(columns["of"]), data.tokenizer
+    rows = np.flatnonzero(of < 29)[:97]
+    texts = [tokens.decode(columns["text"][row]) for row in rows]
+    told = {"longest": data.manifest["data"]["max_tokens"], "images": data.manifest["images"]}
+    cosines = Model(model, data.task, tokens, **told).match(columns["image"][i : i + 1], texts).cosines[0]
+    right = int(np.flatnonzero(of[rows] == i)[0])
+    return {"image": str(i + 1), "model": texts[int(cosines.argmax())], "reference": texts[right]}
+
+
 def _tagged(model: Transformer, data: DataDir, columns, i: int, device) -> dict[str, str]:
     tokens, text, tags = data.tokenizer, columns["text"][i], columns["tag"][i]
     logits = model(_ids([tokens.start, *text, tokens.end], device))
@@ -333,6 +490,8 @@ _SAMPLES = {
     "classify": _labelled,
     "tag": _tagged,
     "prefer": _answered,
+    "caption": _captioned,
+    "match": _matched,
 }
 
 
