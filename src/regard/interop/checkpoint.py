@@ -1,4 +1,4 @@
-"""Directories with other people's models: a Hugging Face checkpoint in, the parts of a Model out.
+"""Directories with other people's models: a Hugging Face checkpoint (or timm's) in, the parts of a Model out.
 
 config.json              which family, how large, with which head; the names of its labels
 model.safetensors        the weights, in one file or in several that model.safetensors.index.json lists
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from regard.config import Contrastive, Labels, ModelConfig, Pooled, RegardError, Stack, Tokens, Vocabulary
 from regard.data.tokenizer import SPECIAL, Tokenizer
-from regard.interop import config_from_hf, from_hf
+from regard.interop import config_from_hf, from_hf, timm
 from regard.model import Parts
 from regard.schema import InputError, read_json
 from regard.weights import read_weights
@@ -41,6 +41,7 @@ def read_checkpoint(folder: Path) -> Parts:
     regard.schema.InputError: ...: has only a pickle (pytorch_model.bin), which is never opened; convert it with ...
     """
     hf = read_json(folder / "config.json")
+    hf = timm.worded(hf) if timm.is_timm(hf) else hf
     try:
         config = config_from_hf(hf)
         if hf.get("problem_type") == "multi_label_classification":
