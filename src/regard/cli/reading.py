@@ -63,6 +63,7 @@ def classify(
     labels: Annotated[str | None, typer.Option(help="For --shots: the labels.  [default: the examples']")] = None,
     template: Annotated[str | None, typer.Option(help="For --shots: a text and its label, {text} and {label}.")] = None,
     seed: Annotated[int | None, typer.Option(help="For --shots: picks the examples.")] = None,
+    drawn: Annotated[str | None, typer.Option("--map", help="Of one image, draw what was looked at: out.png.")] = None,
     device: Device = None,
     precision: Precision = None,
     as_json: AsJson = False,
@@ -77,10 +78,16 @@ def classify(
         raise InputError(f"{', '.join(f'--{name}' for name in prompted)}: goes with --shots")
     if shots is not None and pairs:
         raise InputError("--pairs and --shots: a template has one text; give one of them")
+    if drawn is not None and (len(texts or ()) != 1 or shots is not None):
+        raise InputError(f"--map ({drawn}): draws one image; give one, as an argument")
     lines = _texts(texts, file)
     if shots is None:
         loaded = load(model, device, precision, "classify")
         answer = loaded.classify
+        if drawn is not None and texts:
+            from regard.look import rollout
+
+            rollout(loaded, texts[0]).save(drawn)
     else:
         loaded = load(model, device, precision, "generate")
         answer = prompter(loaded, shots, **prompted)
