@@ -21,6 +21,7 @@ from regard.data.images import Picture, read_pixels
 if TYPE_CHECKING:
     from regard.model import Model
 
+HOW = ("resample", "squash", "kept")  # what a model of others may tell besides
 AT_ONCE = {"cpu": 64, "cuda": 1_024}  # images of one batch
 
 
@@ -65,4 +66,4 @@ def _read(told: Mapping[str, Any], one: Any, number: int = 1) -> UInt8[NDArray, 
     name, source = (
         one if isinstance(one, Picture) else (None if isinstance(one, str | Path) else f"image {number}", one)
     )
-    return read_pixels(source, told["size"], told["channels"], name)
+    return read_pixels(source, told["size"], told["channels"], name, **{k: told[k] for k in HOW if k in told})

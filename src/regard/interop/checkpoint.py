@@ -5,6 +5,7 @@ model.safetensors        the weights, in one file or in several that model.safet
 tokenizer.json           or, of older ones, vocab.txt (BERT), or vocab.json and merges.txt (GPT-2, RoBERTa)
 tokenizer_config.json    the roles of the special tokens; special_tokens_map.json has them, too
 generation_config.json   the tokens that end a text
+preprocessor_config.json how a picture is resized, cut and scaled; processor_config.json has it, too
 modules.json             how sentence-transformers makes one vector of a text
 
 What a model is to do follows from its head: write (generate, translate), fill in, classify, tag, match, or embed where
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from regard.config import Contrastive, Labels, ModelConfig, Pooled, RegardError, Stack, Tokens, Vocabulary
 from regard.data.tokenizer import SPECIAL, Tokenizer
-from regard.interop import config_from_hf, from_hf, timm
+from regard.interop import config_from_hf, from_hf, pictures, timm
 from regard.model import Parts
 from regard.schema import InputError, read_json
 from regard.weights import read_weights
@@ -208,6 +209,7 @@ def _options(folder: Path, hf: Mapping[str, Any], config: ModelConfig, tokenizer
     tower = config.text or config.encoder or config.decoder
     options: dict[str, Any] = {"longest": tower.n_positions if isinstance(tower, Stack) else 256}
     options["labels"] = _labels(hf, config)
+    options["images"] = pictures.read(folder, hf, config)
     if tokenizer is None:
         return options
     before, after = tokenizer.surroundings()
