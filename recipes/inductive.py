@@ -45,8 +45,13 @@ NAMES = {
     "turned-vit": "ViT, pre-trained without labels",
     "turned-cnn": "CNN, pre-trained without labels",
 }
-LOOKS = {"vit": (COLOURS[0], "-"), "cnn": (COLOURS[5], "-"), "turned-vit": (COLOURS[0], "--")}
-LOOKS["turned-cnn"] = (COLOURS[5], "--")
+# A colour for each kind; dashes for what was pre-trained.
+LOOKS = {
+    "vit": (COLOURS[0], "-", MARKS[0]),
+    "cnn": (COLOURS[5], "-", MARKS[1]),
+    "turned-vit": (COLOURS[0], "--", MARKS[0]),
+    "turned-cnn": (COLOURS[5], "--", MARKS[1]),
+}
 SIZES = [100, 300, 1_000, 3_000, 10_000, 0]  # 0: all there are
 MANY = 3_000  # up to here a set is drawn, and trained on, several times
 FEWEST_STEPS = 500
@@ -79,10 +84,8 @@ class Images(NamedTuple):
 
 def images(files: recipes.Files, most: int) -> Images:
     path = Path(files.files[0])
-    found = (
-        read_idx(File(path.with_name(path.name.replace(*how)))) for how in (("", ""), ("images-idx3", "labels-idx1"))
-    )
-    return Images(*(values[: most or None] for values in found))
+    both = path, path.with_name(path.name.replace("images-idx3", "labels-idx1"))
+    return Images(*(read_idx(File(file))[: most or None] for file in both))
 
 
 def shortened(train: recipes.Train, share: float) -> recipes.Train:
@@ -145,11 +148,10 @@ def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
     for name, of_sizes in found.items():
-        colour, dashes = LOOKS[name]
+        colour, dashes, mark = LOOKS[name]
         x = [int(n) for n in of_sizes]
         axes.fill_between(x, [*map(min, of_sizes.values())], [*map(max, of_sizes.values())], color=colour, alpha=0.12)
         means = [mean(values) for values in of_sizes.values()]
-        mark = MARKS[list(LOOKS).index(name)]
         axes.plot(x, means, dashes, color=colour, marker=mark, markersize=5, linewidth=1.5, label=NAMES[name])
     ticks = sorted({int(n) for of_sizes in found.values() for n in of_sizes})
     axes.set_xscale("log")
