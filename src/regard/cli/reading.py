@@ -78,8 +78,6 @@ def classify(
         raise InputError(f"{', '.join(f'--{name}' for name in prompted)}: goes with --shots")
     if shots is not None and pairs:
         raise InputError("--pairs and --shots: a template has one text; give one of them")
-    from regard.encode.images import reads_images
-
     if drawn is not None and (len(texts or ()) != 1 or shots is not None):
         raise InputError(f"--map ({drawn}): draws one image; give one, as an argument")
     lines = _texts(texts, file)
@@ -93,6 +91,8 @@ def classify(
     else:
         loaded = load(model, device, precision, "generate")
         answer = prompter(loaded, shots, **prompted)
+    from regard.encode.images import reads_images
+
     alone = bool(texts) and len(texts or ()) == 1
     what = "image" if reads_images(loaded) else "text"
     for group in _groups(lines):
