@@ -99,6 +99,8 @@ class Grid(Node):
     """Colours of a pixel."""
     widths: tuple[int, ...] = (64, 128, 256, 512)
     """Width of each stage of the CNN."""
+    depth: int = 1
+    """Convolutions of each stage; the first halves the image."""
 
     @property
     def side(self) -> int:
@@ -110,7 +112,7 @@ class Grid(Node):
         return self.side**2
 
     def problems(self) -> Iterator[str]:
-        yield from at_least(self, 1, "image_size", "channels")
+        yield from at_least(self, 1, "image_size", "channels", "depth")
         if not self.widths or min(self.widths) < 1:
             yield f"widths ({list(self.widths)}) must name at least one stage, each at least 1 wide"
         yield from must_divide("image_size", self.image_size, "2 ** the number of stages", 2 ** len(self.widths))

@@ -265,7 +265,7 @@ def _parts(path: Path) -> Parts:
         return read_gguf(path)
     try:
         facts = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        if is_foreign := "model_type" in facts:
+        if is_foreign := "model_type" in facts or "architecture" in facts:  # the latter is timm's
             task = config = options = None
         else:
             task, config = facts["task"], facts["model"]

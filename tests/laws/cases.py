@@ -8,7 +8,19 @@ import torch
 from torch import Tensor
 
 from regard import presets
-from regard.config import Labels, ModelConfig, Patches, Pooled, Positions, Recurrent, Stack, Tokens, Vector, Vocabulary
+from regard.config import (
+    Grid,
+    Labels,
+    ModelConfig,
+    Patches,
+    Pooled,
+    Positions,
+    Recurrent,
+    Stack,
+    Tokens,
+    Vector,
+    Vocabulary,
+)
 from regard.nn import Encoded, Layout, Pair, Transformer
 
 B, T, S = 3, 7, 11  # rows, target length, source length
@@ -56,6 +68,10 @@ VARIANTS = {
         input=Patches(image_size=15, patch_size=3, registers=1),
         positions=Positions(kind="sinusoidal", axes=2),
         d_model=24,
+    ),
+    "cnn": ModelConfig(
+        encoder=Stack(input=Grid(image_size=12, widths=(5, 7), depth=2), d_model=23, n_layers=0, n_heads=1, d_ff=0),
+        head=Pooled(n_labels=5, pool="mean", dense=True, activation="relu"),
     ),
     "gru without attention": presets.tiny_bahdanau(score=None),
     "gru, dot": presets.tiny_bahdanau(score="dot"),

@@ -63,6 +63,7 @@ def classify(
     labels: Annotated[str | None, typer.Option(help="For --shots: the labels.  [default: the examples']")] = None,
     template: Annotated[str | None, typer.Option(help="For --shots: a text and its label, {text} and {label}.")] = None,
     seed: Annotated[int | None, typer.Option(help="For --shots: picks the examples.")] = None,
+    drawn: Annotated[str | None, typer.Option("--map", help="Of one image, draw what was looked at: out.png.")] = None,
     device: Device = None,
     precision: Precision = None,
     as_json: AsJson = False,
@@ -77,15 +78,23 @@ def classify(
         raise InputError(f"{', '.join(f'--{name}' for name in prompted)}: goes with --shots")
     if shots is not None and pairs:
         raise InputError("--pairs and --shots: a template has one text; give one of them")
+    if drawn is not None and (len(texts or ()) != 1 or shots is not None):
+        raise InputError(f"--map ({drawn}): draws one image; give one, as an argument")
     lines = _texts(texts, file)
     if shots is None:
         loaded = load(model, device, precision, "classify")
         answer = loaded.classify
+        if drawn is not None and texts:
+            from regard.look import rollout
+
+            rollout(loaded, texts[0]).save(drawn)
     else:
         loaded = load(model, device, precision, "generate")
         answer = prompter(loaded, shots, **prompted)
+    from regard.encode.images import reads_images
+
     alone = bool(texts) and len(texts or ()) == 1
-    what = "text" if loaded.images is None else "image"
+    what = "image" if reads_images(loaded) else "text"
     for group in _groups(lines):
         some: list[Any] = [_pair(text) for text in group] if pairs else group
         answers = list(zip(group, answer(some), strict=True))

@@ -58,9 +58,21 @@ class Picture(NamedTuple):
         return hashlib.sha256(data).hexdigest()
 
 
-def read_pixels(source: Source, size: int, channels: int, name: str | None = None) -> UInt8[NDArray, "H W C"]:
+def read_pixels(
+    source: Source,
+    size: int,
+    channels: int,
+    name: str | None = None,
+    *,
+    resample: str = "bicubic",
+    squash: bool = False,
+    kept: float = 1.0,
+) -> UInt8[NDArray, "H W C"]:
     """An image as ``size`` x ``size`` pixels: the short side is made as long by pillow's bicubic filter, which looks at
     all pixels that go into one (antialiased), and the middle of the long side is cut out.
+
+    That is how ours are trained. Models of others may have another filter, the whole of the image squashed to a square,
+    or an edge left out: ``kept`` is the share of a side that is not.
 
     >>> read_pixels(np.full((5, 7), 3, np.uint8), size=2, channels=1).tolist()
     [[[3], [3]], [[3], [3]]]
@@ -71,11 +83,11 @@ def read_pixels(source: Source, size: int, channels: int, name: str | None = Non
     name = name or (str(source) if isinstance(source, str | Path) else "image")
     with _faults(name):
         image = _upright(_opened(source, name, size), "L" if channels == 1 else "RGB", name)
-        side = min(image.size)
-        if image.size != (size, size):
-            left, top = (image.width - side) / 2, (image.height - side) / 2
-            bicubic = _pillow().Resampling.BICUBIC
-            image = image.resize((size, size), bicubic, box=(left, top, left + side, top + side))
+        if image.size != (size, size) or kept != 1:
+            width, height = (kept * side for side in (image.size if squash else [min(image.size)] * 2))
+            left, top = (image.width - width) / 2, (image.height - height) / 2
+            by = _pillow().Resampling[resample.upper()]
+            image = image.resize((size, size), by, box=(left, top, left + width, top + height))
         return np.array(image).reshape(size, size, channels)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
 from pathlib import Path
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.config import Grid, InputError, Patches
@@ -20,6 +21,7 @@ from regard.data.images import Picture, read_pixels
 if TYPE_CHECKING:
     from regard.model import Model
 
+HOW = ("resample", "squash", "kept")  # what a model of others may tell besides
 AT_ONCE = {"cpu": 64, "cuda": 1_024}  # images of one batch
 
 
@@ -49,15 +51,20 @@ def batches(model: Model, given: Sequence[Any], ways: int = 1) -> Iterator[Float
     how = untouched(told, device)
     dtype = next(model.net.parameters()).dtype
     n = max(1, AT_ONCE.get(device.type, 64) // ways)
-
-    def read(numbered: tuple[int, Any]) -> np.ndarray:
-        number, one = numbered
-        name, source = (
-            one if isinstance(one, Picture) else (None if isinstance(one, str | Path) else f"image {number}", one)
-        )
-        return read_pixels(source, told["size"], told["channels"], name)
-
     with ThreadPoolExecutor(cpu_count()) as pool:
         for start in range(0, len(given), n):
-            some = list(pool.map(read, enumerate(given[start : start + n], start + 1)))
+            numbers = range(start + 1, len(given) + 1)
+            some = list(pool.map(lambda one, number: _read(told, one, number), given[start : start + n], numbers))
             yield treated(torch.from_numpy(np.stack(some)).to(device), how).to(dtype)
+
+
+def shown(model: Model, one: Any, size: int) -> UInt8[NDArray, "H W 3"]:
+    """The part of an image that a model is shown, with ``size`` x ``size`` pixels, to look at."""
+    return _read({**facts(model), "size": size, "channels": 3}, one)
+
+
+def _read(told: Mapping[str, Any], one: Any, number: int = 1) -> UInt8[NDArray, "H W C"]:
+    name, source = (
+        one if isinstance(one, Picture) else (None if isinstance(one, str | Path) else f"image {number}", one)
+    )
+    return read_pixels(source, told["size"], told["channels"], name, **{k: told[k] for k in HOW if k in told})

@@ -18,7 +18,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from regard.config import ConfigError, ModelConfig
-from regard.interop import bert, clip, deit, distilbert, gpt2, llama, marian, pegasus, roberta, vit
+from regard.interop import bert, clip, deit, distilbert, gpt2, llama, marian, pegasus, roberta, timm, vit
 from regard.interop.mapping import Family, read_weights, write_weights
 from regard.interop.options import check_same
 from regard.nn import Transformer, skeleton
@@ -28,7 +28,7 @@ __all__ = ["config_from_hf", "config_to_hf", "from_hf", "to_hf", "weights_from_h
 Weights = Mapping[str, Shaped[Tensor, "..."]]
 
 # In the order in which a family is sought for a model of ours: the first that fits.
-MODULES: tuple[Family, ...] = (gpt2, llama, bert, roberta, distilbert, vit, deit, pegasus, marian, clip)
+MODULES: tuple[Family, ...] = (gpt2, llama, bert, roberta, distilbert, vit, deit, pegasus, marian, clip, timm)
 FAMILIES = {kind: family for family in MODULES for kind in family.model_types}
 
 

@@ -1,4 +1,4 @@
-"""Directories with other people's models: a Hugging Face checkpoint in, the parts of a Model out.
+"""Directories with other people's models: a Hugging Face checkpoint (or timm's) in, the parts of a Model out.
 
 config.json              which family, how large, with which head; the names of its labels
 model.safetensors        the weights, in one file or in several that model.safetensors.index.json lists
@@ -6,6 +6,7 @@ tokenizer.json           or, of older ones, vocab.txt (BERT), or vocab.json and 
                          source.spm, target.spm and vocab.json (Marian)
 tokenizer_config.json    the roles of the special tokens; special_tokens_map.json has them, too
 generation_config.json   the tokens that end a text
+preprocessor_config.json how a picture is resized, cut and scaled; processor_config.json has it, too
 modules.json             how sentence-transformers makes one vector of a text
 
 What a model is to do follows from its head: write (generate, translate), fill in, classify, tag, match, or embed where
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from regard.config import Codes, Contrastive, Labels, ModelConfig, Pooled, RegardError, Stack, Tokens, Vocabulary
 from regard.data.tokenizer import SPECIAL, Tokenizer
-from regard.interop import config_from_hf, from_hf
+from regard.interop import config_from_hf, from_hf, pictures, timm
 from regard.interop.sentencepiece import read_pieces, unigram
 from regard.model import Parts
 from regard.schema import InputError, read_json
@@ -43,6 +44,7 @@ def read_checkpoint(folder: Path) -> Parts:
     regard.schema.InputError: ...: has only a pickle (pytorch_model.bin), which is never opened; convert it with ...
     """
     hf = read_json(folder / "config.json")
+    hf = timm.worded(hf) if timm.is_timm(hf) else hf
     try:
         config = config_from_hf(hf)
         if hf.get("problem_type") == "multi_label_classification":
@@ -225,6 +227,7 @@ def _options(folder: Path, hf: Mapping[str, Any], config: ModelConfig, tokenizer
     tower = config.text or config.encoder or config.decoder
     options: dict[str, Any] = {"longest": tower.n_positions if isinstance(tower, Stack) else 256}
     options["labels"] = _labels(hf, config)
+    options["images"] = pictures.read(folder, hf, config)
     if tokenizer is None:
         return options
     before, after = tokenizer.surroundings()

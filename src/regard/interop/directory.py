@@ -28,8 +28,9 @@ from torch import Tensor
 from regard import weights
 from regard.config import ConfigError, Input, InputError, ModelConfig, Pooled, Stack, Tokens, Vocabulary, suggest
 from regard.data.tokenizer import SPECIAL, Tokenizer
+from regard.encode import images
 from regard.files import drafted
-from regard.interop import FAMILIES, config_to_hf, ct2
+from regard.interop import FAMILIES, config_to_hf, ct2, pictures
 from regard.interop.mapping import as_stack, write_weights
 from regard.interop.options import is_stack_of
 from regard.model import Model
@@ -118,6 +119,8 @@ def _write_hf(model: Model, path: Path) -> None:
         hf |= {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
     if any(isinstance(tower.input, Tokens) for tower in (config.encoder, config.decoder, config.text) if tower):
         hf |= _write_hf_texts(model, config, path)
+    if images.reads_images(model):
+        _write_json(path / "preprocessor_config.json", pictures.to_hf(images.facts(model)))
     _write_json(path / "config.json", hf | {"dtype": "float32"})
 
 
@@ -336,7 +339,8 @@ def _write_int8(model: Model, path: Path) -> None:
 
 
 def _is_foreign(folder: Path) -> bool:
-    return "model_type" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return "model_type" in facts or "architecture" in facts
 
 
 FORMATS: dict[str, Callable[[Model, Path], None]] = {

@@ -5,7 +5,8 @@
 [0.85, 0.15]
 """
 
+from regard.look.patches import Rollout, rollout
 from regard.look.scores import ScoresWalk, walk_scores
 from regard.look.steps import Walk, walk
 
-__all__ = ["ScoresWalk", "Walk", "walk", "walk_scores"]
+__all__ = ["Rollout", "ScoresWalk", "Walk", "rollout", "walk", "walk_scores"]

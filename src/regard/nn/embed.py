@@ -99,9 +99,10 @@ class GridEmbed(nn.Module):
         self.config = config
         stages, width = [], config.channels
         for wider in config.widths:
-            # One group: a norm over the whole image, which no other image of the batch can change.
-            stages += [nn.Conv2d(width, wider, 3, stride=2, padding=1), nn.GroupNorm(1, wider), nn.ReLU()]
-            width = wider
+            for stride in (2, *[1] * (config.depth - 1)):
+                # One group: a norm over the whole image, which no other image of the batch can change.
+                stages += [nn.Conv2d(width, wider, 3, stride=stride, padding=1), nn.GroupNorm(1, wider), nn.ReLU()]
+                width = wider
         self.stages = nn.Sequential(*stages)
         self.project = nn.Linear(width, d)
 

@@ -243,10 +243,11 @@ def embedding(given: c.Input, load: Load, d: int) -> Iterator[Piece]:
             for i, wider in enumerate(given.widths):
                 side //= 2
                 n = load.rows * side**2
-                yield linear(load, "embedding", n, 9 * width, wider, keeps_input=False, lowest=i == 0)
-                # A convolution's output before and after its norm and ReLU.
-                yield Piece("embedding", parameters=2 * wider, kept=2 * n * wider * load.width)
-                width = wider
+                for j in range(given.depth):
+                    yield linear(load, "embedding", n, 9 * width, wider, keeps_input=False, lowest=i == j == 0)
+                    # A convolution's output before and after its norm and ReLU.
+                    yield Piece("embedding", parameters=2 * wider, kept=2 * n * wider * load.width)
+                    width = wider
             yield linear(load, "embedding", load.rows * side**2, width, d)
         case c.Vector():
             yield linear(load, "embedding", load.rows, given.d_vector, given.n_slots * d, lowest=True)
