@@ -216,7 +216,7 @@ def _search(model: Model, batch: list[_Unit], memory: Encoded, how: Decoding) ->
         end=writes.end,
         limits=([min(n, room - 1) for n in limits] if room else limits) + empty,
         how=how,
-        never=[id for id in {writes.pad, writes.start, writes.mask} if id != writes.end],
+        never=model.never,
         requests=[unit.request for unit in batch] + empty,
         recorder=model.recorder,
     )
