@@ -6,6 +6,7 @@ translation.py  translate, export
 generation.py   generate, chat
 reading.py      fill, classify, tag, embed
 evaluation.py   evaluate
+serving.py      serve
 learning.py     quickstart, walk, explain, presets
 
 Results go to standard output, as text for people or with ``--json`` for programs; a user's mistake is one line on
@@ -26,7 +27,7 @@ from regard.config import RegardError
 
 # The commands, in the order of --help.
 # isort: off
-from regard.cli import training, translation, generation, reading, evaluation, learning  # noqa: F401
+from regard.cli import training, translation, generation, reading, evaluation, serving, learning  # noqa: F401
 
 # isort: on
 
