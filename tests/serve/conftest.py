@@ -16,8 +16,9 @@ from regard.data.tokenizer import Tokenizer
 from regard.decode.search import Search
 from regard.serve.app import create_app
 from regard.serve.limits import Limits
+from toy import sentences
 
-TOKENS = Tokenizer.train([], recipe.Tokenizer(kind="bytes"))
+TOKENS = Tokenizer.train([*sentences(97, seed=1), "."], recipe.Tokenizer(kind="characters"))
 LONGER = {"max_len": 97}
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 

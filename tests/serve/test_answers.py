@@ -17,7 +17,7 @@ def near(mine, theirs):
         return all(near(mine[key], theirs[key]) for key in theirs)
     if isinstance(theirs, (list, tuple)):
         return len(mine) == len(theirs) and all(map(near, mine, theirs))
-    return mine == pytest.approx(theirs, abs=2e-5) if isinstance(theirs, float) else mine == theirs
+    return mine == pytest.approx(theirs, rel=1e-5, abs=1e-5) if isinstance(theirs, float) else mine == theirs
 
 
 def dicts(found):
