@@ -138,3 +138,26 @@ def test_an_idle_place_stays_near_the_beginning_and_is_taken_first():
     assert running.state.rows.tolist() == [2, 1]
     assert np.array_equal(running.state.t.numpy(), running.state.written)
     assert torch.equal(running.cache.position, torch.from_numpy(running.given + running.state.written - 1))
+
+
+@pytest.mark.parametrize("how", ["beam", "drawn"])
+@pytest.mark.parametrize("name", ["tiny_encoder_decoder", "alibi", "rotary interleaved"])
+def test_room_that_a_long_row_has_left_is_given_up(name, how):
+    """And those that stay, and those that come then, find what they find alone."""
+    requests = Requests(name, HOWS[how])
+    running, who, answers = requests.begun(1, seed=1), {0: 1}, {}
+    prompt, options = requests.options(0, seed=0)
+    long = Search(requests.model, prompt, **{**options, "limits": [31]})
+    [number] = running.join(long)
+    running.drop([number])
+    wide = running.cache.max_len
+    running.take()
+    for row, seed in ((1, 2), (2, 3)):
+        [number] = running.join(requests.begun(row, seed=seed))
+        who[number] = seed
+    assert 2 * running.cache.max_len < wide
+    while running.n_live:
+        answers |= {who[number]: found for number, found in running.take().items()}
+        running.step()
+    for row, seed in ((1, 1), (1, 2), (2, 3)):
+        assert [f.ids for f in answers[seed]] == [f.ids for f in requests.alone(row, seed=seed)]

@@ -237,6 +237,10 @@ class Search:
         used up."""
         mine, theirs = self.state, other.state
         assert mine.settings == theirs.settings, "rows that go on together are chosen alike"
+        if isinstance(self.cache, Cache) and not recorded.fixed_shapes(self.ids.device):
+            live = mine.rows != IDLE  # what was needed by a long row that has left is given up
+            needed = max((self.given + mine.limits)[live].max(initial=1), cast(Cache, other.cache).max_len)
+            self.cache.narrow(torch.from_numpy(np.flatnonzero(live)), int(needed))
         n, new = len(mine.rows), np.flatnonzero(theirs.rows != IDLE)
         idle = np.flatnonzero(mine.rows == IDLE)[: len(new)]
         places = np.append(idle, np.arange(n, n + len(new) - len(idle)))

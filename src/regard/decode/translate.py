@@ -192,12 +192,12 @@ def encode(model: Model, batch: Sequence[Unit]) -> Encoded:
     """What the encoder makes of units."""
     reads = model.source_tokenizer
     lengths = np.array([len(unit.ids) + 1 for unit in batch])
-    longest, rows = int(lengths.max()), len(batch)
+    width, rows = int(lengths.max()), len(batch)
     if recorded.fixed_shapes(model.device):  # a row more than there are is an empty text
-        longest = fixed_length(longest, getattr(model.config.encoder, "position_limit", None))
+        width = fixed_length(width, getattr(model.config.encoder, "position_limit", None))
         rows = fixed_size(rows)
         lengths = np.append(lengths, np.ones(rows - len(batch), np.int64))
-    source = np.full((rows, longest), reads.pad)
+    source = np.full((rows, width), reads.pad)
     for row, unit in zip(source, batch, strict=False):
         row[: len(unit.ids)] = unit.ids
     source[np.arange(rows), lengths - 1] = reads.end
@@ -211,11 +211,16 @@ def _search(model: Model, batch: list[Unit], memory: Encoded, how: Decoding) -> 
         unit.found = sequences
 
 
+def longest(unit: Unit) -> int:
+    """Tokens after which its translation ends, where nothing else is said."""
+    return 2 * len(unit.ids) + 16
+
+
 def asked(model: Model, batch: Sequence[Unit], memory: Encoded, hows: Sequence[Decoding]) -> dict[str, Any]:
     """What is asked of a search; settings may differ in their seed and their greatest length."""
     writes = model.tokenizer
     room = getattr(model.config.decoder, "position_limit", None)
-    limits = [how.max_length or 2 * len(unit.ids) + 16 for unit, how in zip(batch, hows, strict=True)]
+    limits = [how.max_length or longest(unit) for unit, how in zip(batch, hows, strict=True)]
     empty = [1] * (memory.hidden.shape[0] - len(batch))
     return {
         "prompt": torch.full((memory.hidden.shape[0], 1), writes.start, device=model.device),

@@ -273,6 +273,24 @@ class Cache:
             self.seen = put_rows(self.seen, other.seen, which, places, rows)
         self.max_len = max(self.max_len, other.max_len)
 
+    def narrow(self, rows: Int[Tensor, " N"], max_len: int) -> None:
+        """Give up room that none of these rows needs, for so many tokens and for its memory, where it is more than half
+        of what there is. Other rows are as good as empty then."""
+        if 2 * max_len < self.max_len:
+            self.max_len, slots = max_len, max_len * self.lanes + 1
+            self.k, self.v = self.k[:, :, :, :slots].clone(), self.v[:, :, :, :slots].clone()
+            self.seen = None if self.seen is None else self.seen[:, :, :slots].clone()
+            self.position.clamp_(max=max_len - 1)
+        bias = self.memory_mask.bias
+        if bias is None or bias.dtype != torch.bool or not len(rows):
+            return
+        longest = int(bias[rows].flatten(0, 2).any(0).nonzero()[-1]) + 1
+        if 2 * longest < bias.shape[3]:
+            bias = bias[..., :longest].clone()
+            bias[..., 0] |= ~bias.any(-1)  # no softmax is empty
+            self.memory_mask = self.memory_mask._replace(bias=bias)
+            self.cross = [KeyValue(*(t[:, :, :longest].clone() for t in layer)) for layer in self.cross]
+
     def reset(self, rows: Int[Tensor, " N"]) -> None:
         """Empty some rows, to be filled anew by the next decode. The encoder's keys stay as they are."""
         self.position[rows] = 0

@@ -22,6 +22,7 @@ from regard.serve.jobs import Job, Reading, Row, Writing
 from regard.serve.limits import Limits
 
 READ_AT_ONCE = 128  # inputs, between two steps of what is written
+MOST_SLOTS = {"cpu": 65_536, "cuda": 1_048_576}  # tokens that are remembered, in all rows and their ways
 
 
 class Full(RegardError):
@@ -135,17 +136,22 @@ class Engine:
 
     def _admit(self) -> None:
         """Begin rows that wait, a row of each request in turn, as many as there is room for."""
-        room = self.limits.batch - self.working
         begun: dict[Hashable, list[Row]] = {}
-        while self.writing and room > 0:
-            job = self.writing.popleft()
+        together = {key: list(rows.values()) for key, (_, rows) in self.running.items()}
+        while self.writing:
+            job = self.writing[0]
             if job.cancelled:
+                self.writing.popleft()
                 continue
-            row = job.waiting.pop(0)
+            row = job.waiting[0]
+            together.setdefault(row.key, []).append(row)
+            if not self._has_room(list(together.values())):
+                break
+            self.writing.rotate(-1)
+            job.waiting.pop(0)
             begun.setdefault(row.key, []).append(row)
-            room -= 1
-            if job.waiting:
-                self.writing.append(job)
+            if not job.waiting:
+                self.writing.pop()
         for key, rows in begun.items():
             try:
                 self._begin(key, rows)
@@ -153,6 +159,12 @@ class Engine:
                 for row in rows:
                     row.job.cancel()
                     row.job.resolve(error)
+
+    def _has_room(self, groups: list[list[Row]]) -> bool:
+        """Whether rows may go on at once; of each group all need the room of the longest. One by itself always may."""
+        slots = sum(len(rows) * max(row.slots for row in rows) for rows in groups if rows)
+        n, most = sum(map(len, groups)), MOST_SLOTS.get(self.model.device.type, MOST_SLOTS["cpu"])
+        return n == 1 or (n <= self.limits.batch and slots <= most)
 
     def _begin(self, key: Hashable, rows: list[Row]) -> None:
         new = type(rows[0].job).begin(self.model, rows)

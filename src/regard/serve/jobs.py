@@ -86,6 +86,11 @@ class Row(NamedTuple):
         """Rows of the same key may go on together."""
         return type(self.job), self.how.replace(seed=0, max_length=None), *self.job.model.ends
 
+    @property
+    def slots(self) -> int:
+        """Tokens that it may come to, read and written, in all the ways in which it goes on."""
+        return self.how.ways * self.job.length(self)
+
 
 class Writing(Job, ABC):
     """Rows that are written token by token, and an answer made of them all."""
@@ -100,6 +105,10 @@ class Writing(Job, ABC):
     @abstractmethod
     def begin(cls, model: Model, rows: Sequence[Row]) -> Search:
         """A search over some rows, their first tokens written."""
+
+    @abstractmethod
+    def length(self, row: Row) -> int:
+        """Tokens that a row may come to."""
 
     @abstractmethod
     def finish(self, row: Row, found: list[Found]) -> None:
@@ -130,6 +139,9 @@ class Translating(Writing):
         units = [row.item for row in rows]
         memory = translation.encode(model, units)
         return Search(model.net, **translation.asked(model, units, memory, [row.how for row in rows]))
+
+    def length(self, row: Row) -> int:
+        return 1 + (row.how.max_length or translation.longest(row.item))
 
     def finish(self, row: Row, found: list[Found]) -> None:
         row.item.found = found
@@ -167,6 +179,9 @@ class Generating(Writing):
     def begin(cls, model: Model, rows: Sequence[Row]) -> Search:
         given, hows = [row.item for row in rows], [row.how for row in rows]
         return Search(model.net, **generation.asked(rows[0].job.model, given, hows))
+
+    def length(self, row: Row) -> int:
+        return len(row.item.ids) + row.item.limit
 
     @classmethod
     def read_on(cls, rows: dict[int, Row], running: Search) -> None:
