@@ -20,7 +20,17 @@ from regard.look.tree import nodes
 from regard.schema import ConfigError, InputError
 
 TEXT = "a dog runs over the lazy fox"
-HOSTILE = ("<script>alert(1)</script>", "a&b", "\"quoted'", "line\nend\x1b[31m", "$x_1$", "שלום", "\u202eevil", "]]>")
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "a&b",
+    "\"quoted'",
+    "line\nend\x1b[31m",
+    "$x_1$",
+    "שלום",
+    "\u202eevil",
+    "]]>",
+    "犬",
+)
 MODELS = {
     "stack": ({"preset": "tiny_encoder_decoder", **{t: {"max_len": 97} for t in ("encoder", "decoder")}}, "translate"),
     "recurrent": ({"preset": "tiny_bahdanau"}, "translate"),

@@ -100,7 +100,7 @@ def steps(
     model: Transformer, prompt: Int[Tensor, "B T"], lengths: Int[Tensor, " B"] | None = None, **options: Any
 ) -> Iterator[State]:
     """The same step by step: what is chosen so far, of the rows that are not done, always in the same state. When there
-    are no more, its ``found`` has all. Options are those of :func:`search`."""
+    are no more, its ``found`` has all. Options are those of :func:`search`, and ``watch``."""
     running = Search(model, prompt, lengths, **options)
     while True:
         yield running.state

@@ -11,6 +11,7 @@ import base64
 import html
 import io
 import json
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
@@ -223,7 +224,8 @@ def _draw(trace: Trace, path: Path) -> None:
             axes.text(
                 x, y, plain(node.label), ha="center", va="center", fontsize=8, color=colour, weight=weight, bbox=box
             )
-    with drafted(path) as draft:
+    with drafted(path) as draft, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # of a script that the font has not: a box
         figure.savefig(draft, format="png", dpi=120)
 
 
