@@ -102,6 +102,28 @@ def test_the_answer_is_the_models_own_and_so_is_its_score(name, how):
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", MODELS)
+def test_with_the_shapes_of_a_gpu_all_is_the_same(name, how, monkeypatch):
+    """Where rows and positions are more than needed, and a search goes on for a while when it is over."""
+    _, seen, _ = traced(name, how)
+    monkeypatch.setattr("regard.decode.recorded.fixed_shapes", lambda device: True)
+    model = build(name)
+    given, _, options = asked(model, HOWS[how])
+    again = trace(model, given, **options)
+    assert again.over == seen.over
+    assert len(again.steps) == len(seen.steps)
+    assert [one.text for one in again.finished] == [one.text for one in seen.finished]
+    for mine, theirs in zip(again.steps, seen.steps, strict=True):
+        assert mine.sees == theirs.sees
+        assert [way.text for way in mine.ways] == [way.text for way in theirs.ways]
+        assert [[c.fate for c in way.candidates] for way in mine.ways] == [
+            [c.fate for c in w.candidates] for w in theirs.ways
+        ]
+        for one, other in zip(mine.ways, theirs.ways, strict=True):
+            assert (one.attention or ()) == pytest.approx(other.attention or (), abs=1e-4)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", MODELS)
 def test_what_is_taken_is_the_best_of_all_that_is_shown(name, how):
     for ends in (0.0, 3.0):
         _, seen, _ = traced(name, how, ends)
