@@ -174,7 +174,8 @@ def _drawn(boxes: list[Node], band: _Band) -> Iterator[str]:
         curve = f"M{ends[0]:.1f} {ends[1]:.1f}C{middle:.1f} {ends[1]:.1f} {middle:.1f} {ends[3]:.1f}"
         yield f'<path class="edge {_kind(node)}" d="{curve} {ends[2]:.1f} {ends[3]:.1f}"/>'
     for node in here:
-        x, y, half = band.x(node.column), band.y(node.line), (LETTER * cell_len(node.label) + 12) / 2
+        x, y, letter = band.x(node.column), band.y(node.line), 1.1 * LETTER if node.answer else LETTER
+        half = (letter * cell_len(node.label) + 12) / 2
         step, way = node.place
         own = f' data-node="{step}-{way}"' if node.alive else ""
         yield (
