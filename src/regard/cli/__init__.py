@@ -7,6 +7,7 @@ generation.py   generate, chat
 reading.py      fill, classify, tag, embed
 pictures.py     caption, match, draw
 evaluation.py   evaluate
+serving.py      serve
 looking.py      look
 learning.py     quickstart, walk, explain, check, presets
 
@@ -28,7 +29,8 @@ from regard.config import RegardError
 
 # The commands, in the order of --help.
 # isort: off
-from regard.cli import training, translation, generation, reading, pictures, evaluation, looking, learning  # noqa: F401
+from regard.cli import training, translation, generation, reading, pictures, evaluation  # noqa: F401
+from regard.cli import serving, looking, learning  # noqa: F401
 
 # isort: on
 

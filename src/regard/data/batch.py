@@ -157,7 +157,7 @@ class Batches(ABC):
 # Numbers drawn for a place, not from a sequence: they don't depend on who else is in the batch
 
 
-def draws(seed: int, *places: NDArray | int) -> NDArray[np.uint64]:
+def draws(seed: NDArray | int, *places: NDArray | int) -> NDArray[np.uint64]:
     """A random 64-bit number for every combination of the places (splitmix64 over each in turn).
 
     >>> bool((draws(1, np.arange(3), 5) == draws(1, np.arange(9)[:3], 5)).all())
@@ -173,7 +173,7 @@ def draws(seed: int, *places: NDArray | int) -> NDArray[np.uint64]:
     return state
 
 
-def uniform(seed: int, *places: NDArray | int) -> NDArray[np.float64]:
+def uniform(seed: NDArray | int, *places: NDArray | int) -> NDArray[np.float64]:
     """The same as shares from 0 up to 1.
 
     >>> bool((uniform(1, np.arange(1000)) < 1).all())

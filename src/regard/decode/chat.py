@@ -50,7 +50,7 @@ class Chat:
     ) -> Generator[str, None, Generation]:
         """The answer to a turn, as it is written; options are those of :func:`regard.decode.generate.stream`. An answer
         that is broken off counts as far as it came."""
-        ids, kept = self._fitting([*self.messages, {"role": "user", "content": text}], max_new_tokens)
+        ids, kept = self.fitting([*self.messages, {"role": "user", "content": text}], max_new_tokens)
         self.left_out += len(self.messages) + 1 - len(kept)
         self.messages, said = kept, list[str]()
         answer = stream(self.model, ids, max_new_tokens=max_new_tokens, **options)
@@ -63,7 +63,7 @@ class Chat:
         finally:
             self.messages.append({"role": "assistant", "content": "".join(said)})
 
-    def _fitting(self, messages: list[dict[str, str]], max_new_tokens: int) -> tuple[list[int], list[dict[str, str]]]:
+    def fitting(self, messages: list[dict[str, str]], max_new_tokens: int) -> tuple[list[int], list[dict[str, str]]]:
         """The ids of what was said, and what that is: without the first turns where they are too many."""
         context, first = self.model.context, int(messages[0]["role"] == "system")
         room = None if context is None else context - min(max_new_tokens, context // 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -90,13 +90,14 @@ def generate(
     model.check_task("generate")
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     how = to_generate(n=n, stop=stop, **options)
-    given = [_Given(model, prompt, max_new_tokens, stop, how.n_best) for prompt in prompts]
+    given = [Given(model, prompt, max_new_tokens, stop, how.n_best) for prompt in prompts]
     budget = batch_tokens or BATCH_TOKENS[model.device.type]
     for batch in _batches(given, budget, how.ways, fixed=recorded.fixed_shapes(model.device)):
         state = None
-        for t, state in enumerate(_steps(model, batch, how)):
+        for t, state in enumerate(steps(model.net, **asked(model, batch, [how] * len(batch)))):
             if stop and ((t + 1) % LOOK_EVERY == 0 or not recorded.fixed_shapes(model.device)):
-                _end_stopped(batch, state)
+                for _ in read_on(dict(enumerate(batch)), state):
+                    pass
         assert state is not None
         for one, found in zip(batch, state.found, strict=False):
             one.found = found
@@ -119,9 +120,9 @@ def stream(
     how = to_generate(stop=stop, **options)
     if how.ways > 1:
         raise InputError(f"beam ({how.ways}): the best text is known in the end, not as it is written; take beam 1")
-    one = _Given(model, prompt, max_new_tokens, stop, 1)
+    one = Given(model, prompt, max_new_tokens, stop, 1)
     [reader], state = one.readers, None
-    for t, state in enumerate(_steps(model, [one], how)):
+    for t, state in enumerate(steps(model.net, **asked(model, [one], [how]))):
         if not bool(state.ends[0, 0]) and (piece := reader.add(int(state.tokens[0, 0, t]))):
             yield piece
         _mark(reader, state, 0, 0)
@@ -136,7 +137,7 @@ def stream(
 # What is asked for
 
 
-class _Given:
+class Given:
     """A prompt, and what becomes of it."""
 
     def __init__(self, model: Model, prompt: Prompt, max_new_tokens: int, stop: Sequence[str], n: int):
@@ -190,7 +191,7 @@ class _Given:
 # What the model does
 
 
-def _batches(given: Sequence[_Given], budget: int, ways: int, *, fixed: bool) -> Iterator[list[_Given]]:
+def _batches(given: Sequence[Given], budget: int, ways: int, *, fixed: bool) -> Iterator[list[Given]]:
     """Prompts of like length together, the longest first, as many as the budget of tokens takes; ``fixed``, the largest
     of a few numbers that is no more."""
     ordered = sorted(given, key=lambda one: -len(one.ids))
@@ -203,7 +204,8 @@ def _batches(given: Sequence[_Given], budget: int, ways: int, *, fixed: bool) ->
         begin = end
 
 
-def _steps(model: Model, batch: Sequence[_Given], how: Decoding) -> Iterator[State]:
+def asked(model: Model, batch: Sequence[Given], hows: Sequence[Decoding]) -> dict[str, Any]:
+    """What is asked of a search; settings may differ in their seed."""
     lengths, limits = [len(one.ids) for one in batch], [one.limit for one in batch]
     longest, rows = max(lengths), len(batch)
     if recorded.fixed_shapes(model.device):  # a row more than there are is the first token of another
@@ -213,26 +215,28 @@ def _steps(model: Model, batch: Sequence[_Given], how: Decoding) -> Iterator[Sta
     for row, one in zip(prompts, batch, strict=False):
         row[: len(one.ids)] = one.ids
     same = len({*lengths, longest}) == 1 and not empty
-    return steps(
-        model.net,
-        torch.from_numpy(prompts).to(model.device),
-        None if same else torch.tensor(lengths + [1] * empty, device=model.device),
-        end=model.endings,
-        limits=limits + [1] * empty,
-        how=how,
-        never=model.never,
-        requests=[one.request for one in batch] + [0] * empty,
-        recorder=model.recorder,
-    )
+    return {
+        "prompt": torch.from_numpy(prompts).to(model.device),
+        "lengths": None if same else torch.tensor(lengths + [1] * empty, device=model.device),
+        "end": model.endings,
+        "limits": limits + [1] * empty,
+        "how": hows[0],
+        "never": model.never,
+        "requests": [one.request for one in batch] + [0] * empty,
+        "seeds": [how.seed for how in hows] + [0] * empty,
+        "recorder": model.recorder,
+    }
 
 
-def _end_stopped(batch: Sequence[_Given], state: State) -> None:
-    """End what has met a stop string; what was written after it is cut off later."""
+def read_on(batch: Mapping[int, Given], state: State) -> Iterator[tuple[Given, int, str]]:
+    """Read what was written since, by the numbers of the rows: of each way what can be shown now. What has met a stop
+    string is ended; what was written after it is cut off later."""
     tokens, sizes, ends = (t.cpu() for t in (state.tokens, state.size, state.ends))
     for place, row in enumerate(state.rows.tolist()):
-        for way, reader in enumerate(batch[row].readers if row < len(batch) else ()):
-            for id in tokens[place, way, len(reader.sizes) : sizes[place, way]].tolist():
-                reader.add(id)
+        for way, reader in enumerate(batch[row].readers if row in batch else ()):
+            new = tokens[place, way, len(reader.sizes) : sizes[place, way]].tolist()
+            if piece := "".join(map(reader.add, new)):
+                yield batch[row], way, piece
             if not ends[place, way]:
                 _mark(reader, state, place, way)
 

@@ -85,7 +85,7 @@ class Recording:
         for held, given in zip(tensors(self.cache, self.state, self.ids), tensors(cache, state, ids), strict=True):
             held.copy_(given)
         vars(cache).update(vars(self.cache))
-        state.of_rows, state.t = dict(self.state.of_rows), self.state.t
+        state.of_rows = dict(self.state.of_rows)
 
     def step(self, shown: int) -> Tensor:
         """The next ids, from what is at so many positions: the first time as it is, which readies the kernels, from
@@ -118,7 +118,7 @@ def step(model: Transformer, cache: Cache | RecurrentCache, state: State, ids: T
 
 def tensors(cache: Cache, state: State, ids: Tensor) -> Iterator[Tensor]:
     """All that a step reads and changes, beside the weights."""
-    yield from (ids, state.t, *state.of_rows.values(), cache.k, cache.v, cache.position)
+    yield from (ids, *state.of_rows.values(), cache.k, cache.v, cache.position)
     yield from (t for layer in cache.cross for t in layer)
     yield from (t for t in (cache.seen, cache.memory_mask.bias, cache.memory_mask.alive) if t is not None)
 

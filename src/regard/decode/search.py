@@ -14,6 +14,7 @@ on the device; the host looks now and then which rows are done, takes their resu
   nothing.
 
 :func:`steps` hands out the state after each step, to who wants to see what is written as it is, or to end some of it.
+Who wants to see what it was chosen from gives a ``watch``, which is shown each :class:`Choice`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.config import InputError
@@ -35,7 +37,7 @@ from regard.decode import recorded
 from regard.decode.recorded import Recorder, Recording, fixed_length, fixed_size
 from regard.decode.settings import Decoding
 from regard.nn import Transformer
-from regard.nn.cache import Cache
+from regard.nn.cache import Cache, put_rows
 from regard.nn.outputs import Encoded
 
 
@@ -50,6 +52,17 @@ class Found(NamedTuple):
     logprobs: tuple[float, ...] = ()
 
 
+class Choice(NamedTuple):
+    """What a step chose from, and what it took: tensors that nobody else changes. A beam looks at more continuations
+    than it takes, the best first; of draws they are those that were drawn, one for each way."""
+
+    logprobs: Float[Tensor, "B N V"]  # of each way there was; of what may not be written, none
+    choices: Float[Tensor, "B N V"]  # the same, or made less likely where it was used before
+    ids: Int[Tensor, "B M"]  # the continuations that were looked at
+    parents: Int[Tensor, "B M"]  # the way that each goes on from
+    taken: Int[Tensor, "B K"]  # which of those go on, way by way
+
+
 def search(
     model: Transformer,
     prompt: Int[Tensor, "B T"],
@@ -61,13 +74,14 @@ def search(
     how: Decoding = Decoding(),
     never: Sequence[int] = (),
     requests: Sequence[int] | None = None,
+    seeds: Sequence[int] | None = None,
     recorder: Recorder | None = None,
 ) -> list[list[Found]]:
     """For each row the sequences that follow its prompt, the best first.
 
     Any of the ids of ``end`` ends one. ``limits`` are the most tokens of each row, ``never`` ids that are not to be
-    written (padding). ``requests`` number the rows for their draws; by default they are counted. A ``recorder`` replays
-    steps on a GPU.
+    written (padding). ``requests`` number the rows for their draws, and ``seeds`` are theirs; by default they are
+    counted, and have the settings' seed. A ``recorder`` replays steps on a GPU.
 
     >>> from regard import presets
     >>> model = Transformer(presets.tiny_encoder_decoder()).eval()
@@ -76,75 +90,200 @@ def search(
     >>> len(found), len(found[0])
     (2, 2)
     """
-    options = {"memory": memory, "end": end, "limits": limits, "how": how, "never": never, "requests": requests}
-    *_, last = steps(model, prompt, lengths, recorder=recorder, **options)
+    options = {"memory": memory, "end": end, "limits": limits, "how": how, "never": never, "recorder": recorder}
+    *_, last = steps(model, prompt, lengths, requests=requests, seeds=seeds, **options)
     return last.found
 
 
 @torch.inference_mode()
 def steps(
-    model: Transformer,
-    prompt: Int[Tensor, "B T"],
-    lengths: Int[Tensor, " B"] | None = None,
-    *,
-    memory: Encoded | None = None,
-    end: int | Sequence[int],
-    limits: Sequence[int] | int,
-    how: Decoding = Decoding(),
-    never: Sequence[int] = (),
-    requests: Sequence[int] | None = None,
-    recorder: Recorder | None = None,
+    model: Transformer, prompt: Int[Tensor, "B T"], lengths: Int[Tensor, " B"] | None = None, **options: Any
 ) -> Iterator[State]:
     """The same step by step: what is chosen so far, of the rows that are not done, always in the same state. When there
-    are no more, its ``found`` has all."""
-    how.validate()
-    rows = prompt.shape[0]
-    ends = [end] if isinstance(end, int) else list(end)
-    limits = [limits] * rows if isinstance(limits, int) else [int(n) for n in limits]
-    if len(limits) != rows or min(limits, default=1) < 1:
-        raise InputError(f"limits ({limits}) must be at least 1, for each of {rows} rows")
-    given = [prompt.shape[1]] * rows if lengths is None else lengths.tolist()
-    # Of a row with a long prompt and one with much to write, no row needs both.
-    most, room = max(limits), max(prompt.shape[1], *(n + limit for n, limit in zip(given, limits, strict=True)))
-    if recorded.fixed_shapes(prompt.device):
-        most, room = fixed_length(most), fixed_length(room, getattr(model.config.decoder, "position_limit", None))
-    # On a CPU attention to a float32 cache is exact, and no slower.
-    half = prompt.device.type == "cpu" and next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
-    sizes = {"max_len": room, "lanes": how.ways, "dtype": torch.float32 if half else None}
-    cache = model.start(memory, **sizes) if memory is not None else model.start(batch_size=rows, **sizes)
-    hidden = model.decode(prompt, cache=cache, layout=lengths).hidden
-    if lengths is None:
-        last = hidden[:, -1:]
-    else:
-        last = hidden.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
-    kind = _Draws if how.temperature or how.ways == 1 else _Beams
-    state = kind(how, limits, most, ends, never, prompt.device, requests)
-    if how.repetition_penalty != 1:
-        state.of_rows["used"] = _used(prompt, lengths, how.ways, model.vocabulary_table().shape[0])
-    ids, parents = state.step(model.logits(last).float())
-    cache.follow(parents)
-    recording: Recording | None = None
-    for t in range(max(limits)):
-        yield state
-        keep = state.leave(t)
-        if keep is not None:
-            if not len(keep):
-                break
-            cache.keep(keep)
-            ids, recording = ids[keep], None
-        shown = fixed_length(max(given) + t + 1, room)
-        if recorder is not None and recording is None and isinstance(cache, Cache) and recorder.takes(ids):
-            recording = recorder.move_in(model, cache, state, ids)
-        if recording is not None:
-            ids = recording.step(shown)
-            continue
-        if recorded.fixed_shapes(ids.device) and isinstance(cache, Cache):
-            cache.shown = shown
-        recorded.step(model, cache, state, ids)
+    are no more, its ``found`` has all. Options are those of :func:`search`, and ``watch``."""
+    running = Search(model, prompt, lengths, **options)
+    while True:
+        yield running.state
+        if not running.leave():
+            return
+        running.step()
 
 
 LOOK_EVERY = 8  # steps on a GPU: each look waits for it
 LEAVE_SHARE = 0.25  # of the rows must be done for the others to move together
+
+
+class Search:
+    """Rows that go on together, from their prompts on: the first token of each is chosen when this is made.
+
+    ``leave`` and ``step`` in turns bring a batch to its end. Where requests come and go (a server), ``take``, ``join``
+    and ``step`` in turns do: ``take`` hands out what is done and leaves the place of it idle, and ``join`` puts another
+    search's rows in idle places, or behind the others. A row is the same wherever it stands and whoever stands beside
+    it; so nobody's answer depends on when others come.
+
+    >>> from regard import presets
+    >>> model = Transformer(presets.tiny_decoder()).eval()
+    >>> first, second = (Search(model, torch.tensor([[n]]), end=2, limits=5, how=Decoding(beam=1)) for n in (3, 4))
+    >>> first.step()
+    >>> first.join(second)
+    [1]
+    >>> first.state.written.tolist()
+    [2, 1]
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        model: Transformer,
+        prompt: Int[Tensor, "B T"],
+        lengths: Int[Tensor, " B"] | None = None,
+        *,
+        memory: Encoded | None = None,
+        end: int | Sequence[int],
+        limits: Sequence[int] | int,
+        how: Decoding = Decoding(),
+        never: Sequence[int] = (),
+        requests: Sequence[int] | None = None,
+        seeds: Sequence[int] | None = None,
+        recorder: Recorder | None = None,
+        watch: Callable[[Choice], None] | None = None,
+    ):
+        how.validate()
+        rows = prompt.shape[0]
+        ends = [end] if isinstance(end, int) else list(end)
+        limits = [limits] * rows if isinstance(limits, int) else [int(n) for n in limits]
+        if len(limits) != rows or min(limits, default=1) < 1:
+            raise InputError(f"limits ({limits}) must be at least 1, for each of {rows} rows")
+        given = [prompt.shape[1]] * rows if lengths is None else lengths.tolist()
+        # Of a row with a long prompt and one with much to write, no row needs both.
+        most, room = max(limits), max(prompt.shape[1], *(n + limit for n, limit in zip(given, limits, strict=True)))
+        if recorded.fixed_shapes(prompt.device):
+            most, room = fixed_length(most), fixed_length(room, getattr(model.config.decoder, "position_limit", None))
+        # On a CPU attention to a float32 cache is exact, and no slower.
+        half = prompt.device.type == "cpu" and next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
+        sizes = {"max_len": room, "lanes": how.ways, "dtype": torch.float32 if half else None}
+        cache = model.start(memory, **sizes) if memory is not None else model.start(batch_size=rows, **sizes)
+        hidden = model.decode(prompt, cache=cache, layout=lengths).hidden
+        if lengths is None:
+            last = hidden[:, -1:]
+        else:
+            last = hidden.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
+        kind = Draws if how.temperature or how.ways == 1 else Beams
+        state = kind(how, limits, most, ends, never, prompt.device, requests, seeds)
+        state.watch = watch
+        if how.repetition_penalty != 1:
+            state.of_rows["used"] = _used(prompt, lengths, how.ways, model.vocabulary_table().shape[0])
+        ids, parents = state.step(model.logits(last).float())
+        cache.follow(parents)
+        state.written += 1
+        self.model, self.cache, self.state, self.ids, self.recorder = model, cache, state, ids, recorder
+        self.given = np.asarray(given)  # tokens of each row's prompt
+        self.recording: Recording | None = None
+        self.since = 0  # steps since somebody looked
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """The next token of every way."""
+        cache, state, recorder = self.cache, self.state, self.recorder
+        if recorder is not None and self.recording is None and isinstance(cache, Cache) and recorder.takes(self.ids):
+            self.recording = recorder.move_in(self.model, cache, state, self.ids)
+        if isinstance(cache, Cache) and recorded.fixed_shapes(self.ids.device):
+            cache.shown = fixed_length(int((self.given + state.written).max()), cache.max_len)
+        if self.recording is not None:
+            self.ids = self.recording.step(cast(int, cast(Cache, cache).shown))
+        else:
+            recorded.step(self.model, cache, state, self.ids)
+        state.written += 1
+        self.since += 1
+
+    @torch.inference_mode()
+    def leave(self) -> bool:
+        """Take the results of rows that are done into ``state.found``, and go on with the others, if it is worth it;
+        False where there are no others."""
+        keep = self.state.leave()
+        if keep is None:
+            return True
+        if len(keep):
+            self.cache.keep(keep)
+            self.given, self.ids, self.recording = self.given[keep.cpu().numpy()], self.ids[keep], None
+        return len(keep) > 0
+
+    @torch.inference_mode()
+    def take(self) -> dict[int, list[Found]]:
+        """What was found for rows that are done by now, by their numbers; their places are idle from now on. A GPU is
+        asked now and then only, and when a row must be done by its limit."""
+        state = self.state
+        at_limit = (state.written >= state.limits)[state.rows != IDLE].any()
+        if recorded.fixed_shapes(self.ids.device) and not at_limit and self.since < LOOK_EVERY:
+            return {}
+        self.since = 0
+        done = np.flatnonzero(state.over().cpu().numpy() & (state.rows != IDLE))
+        found = dict(zip(state.rows[done].tolist(), state.results(done), strict=True))
+        state.rows[done] = IDLE
+        idle = np.flatnonzero(state.rows == IDLE)
+        if len(idle):  # they go along with the others, and never far
+            at = torch.from_numpy(idle).to(self.ids.device)
+            state.t[at], state.written[idle], self.given[idle] = 0, 0, 0
+            if isinstance(self.cache, Cache):
+                self.cache.reset(at)
+        return found
+
+    @property
+    def n_live(self) -> int:
+        """Rows that are not done."""
+        return int((self.state.rows != IDLE).sum())
+
+    @torch.inference_mode()
+    def close_up(self) -> None:
+        """Move the rows together, if enough places are idle."""
+        stay = np.flatnonzero(self.state.rows != IDLE)
+        n = len(self.state.rows)
+        if recorded.fixed_shapes(self.ids.device):
+            stay = np.append(stay, np.flatnonzero(self.state.rows == IDLE)[: fixed_size(len(stay)) - len(stay)])
+        if len(stay) and n - len(stay) >= LEAVE_SHARE * n:
+            keep = self.state.keep(stay)
+            self.cache.keep(keep)
+            self.given, self.ids, self.recording = self.given[stay], self.ids[keep], None
+
+    @torch.inference_mode()
+    def join(self, other: Search) -> list[int]:
+        """Take in another search's rows, of the same settings; returns the numbers that they have here. The other is
+        used up."""
+        mine, theirs = self.state, other.state
+        assert mine.settings == theirs.settings, "rows that go on together are chosen alike"
+        if isinstance(self.cache, Cache) and not recorded.fixed_shapes(self.ids.device):
+            live = mine.rows != IDLE  # what was needed by a long row that has left is given up
+            needed = max((self.given + mine.limits)[live].max(initial=1), cast(Cache, other.cache).max_len)
+            self.cache.narrow(torch.from_numpy(np.flatnonzero(live)), int(needed))
+        n, new = len(mine.rows), np.flatnonzero(theirs.rows != IDLE)
+        idle = np.flatnonzero(mine.rows == IDLE)[: len(new)]
+        places = np.append(idle, np.arange(n, n + len(new) - len(idle)))
+        rows = max(n, int(places.max(initial=-1)) + 1)
+        if recorded.fixed_shapes(self.ids.device):
+            rows = fixed_size(rows)
+        which, at = (torch.from_numpy(some).to(self.ids.device) for some in (new, places))
+        self.cache.join(other.cache, which, at, rows)  # type: ignore[arg-type]  # both are of one model
+        self.ids = put_rows(self.ids, other.ids, which, at, rows)
+        self.given = _placed(self.given, other.given, new, places, rows)
+        self.recording = None
+        return mine.join(theirs, which, at, rows)
+
+    @torch.inference_mode()
+    def drop(self, numbers: Collection[int]) -> None:
+        """End some rows; nobody wants them any more. Their places are idle after the next ``take``."""
+        places = np.flatnonzero(np.isin(self.state.rows, list(numbers)))
+        if len(places):
+            self.state.end_rows(torch.from_numpy(places).to(self.ids.device))
+
+
+IDLE = -1  # the number of a place without a row
+
+
+def _placed(mine: NDArray, theirs: NDArray, which: NDArray, places: NDArray, rows: int, idle: int = 0) -> NDArray:
+    """Some of their rows at places of mine, on the host."""
+    out = np.append(mine, np.full(rows - len(mine), idle))
+    out[places] = theirs[which]
+    return out
 
 
 class State(ABC):
@@ -154,21 +293,29 @@ class State(ABC):
     and replayed. It launches little: beside a model's own kernels on one row, each launch is felt.
     """
 
-    def __init__(self, how: Decoding, limits, room: int, end: Sequence[int], never, device, requests):
+    watch: Callable[[Choice], None] | None = None
+
+    def __init__(self, how: Decoding, limits, room: int, end: Sequence[int], never, device, requests, seeds):
         self.how, self.end, self.never = how, list(end), list(never)
         self.ending = torch.tensor(self.end, device=device)
         self.forbidden = torch.tensor(self.never, dtype=torch.long, device=device)
         self.rows, self.limits = np.arange(len(limits)), np.asarray(limits)  # which of all rows these are
+        self.written = np.zeros(len(limits), np.int64)  # tokens of each row; the host counts for itself
+        self.count = len(limits)  # of all rows there ever were
         self.found: list[list[Found]] = [[] for _ in limits]
-        b, k, n = len(limits), how.ways, room
-        counted = torch.arange(n + 1, dtype=torch.float64, device=device)
-        self.t = torch.zeros(1, dtype=torch.long, device=device)
-        self.norms = how.norm(counted)
-        self.barrier = torch.where(counted + 1 < how.min_length, -torch.inf, 0).float() if how.min_length > 1 else None
+        b, k = len(limits), how.ways
         self.of_rows = {
-            "tokens": torch.full((b, k, n), self.end[0], device=device),
+            "t": torch.zeros(b, dtype=torch.long, device=device),
+            "tokens": torch.full((b, k, room), self.end[0], device=device),
             "limit": torch.tensor(limits, device=device),
         }
+        self._measure(room)
+
+    def _measure(self, room: int) -> None:
+        """What depends on the number of tokens written, up to the most there can be."""
+        counted, how = torch.arange(room + 1, dtype=torch.float64, device=self.t.device), self.how
+        self.norms = how.norm(counted)
+        self.barrier = torch.where(counted + 1 < how.min_length, -torch.inf, 0).float() if how.min_length > 1 else None
 
     def __getattr__(self, name: str) -> Tensor:
         try:
@@ -194,7 +341,7 @@ class State(ABC):
     def step(self, logits: Float[Tensor, "B N V"]) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B M"]]:
         """Choose the next token of every way; and which way each goes on from."""
         chosen = self._choose(logits)
-        self.t += 1
+        self.t.add_(1)
         return chosen
 
     @abstractmethod
@@ -207,23 +354,32 @@ class State(ABC):
             scores.index_fill_(-1, self.forbidden, -torch.inf)
         if self.barrier is not None:
             for id in self.end:
-                scores[..., id].add_(self.barrier[self.t])
+                scores[..., id].add_(self.barrier[self.t][:, None])
         return scores
 
     def _ends(self, ids: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
         return ids == self.end[0] if len(self.end) == 1 else (ids[..., None] == self.ending).any(-1)
 
     def _write(self, ids: Int[Tensor, "B N"]) -> None:
-        self.tokens.index_copy_(2, self.t, ids[..., None])
+        self.tokens.scatter_(2, self._here, ids[..., None])
+
+    @property
+    def _here(self) -> Int[Tensor, "B K 1"]:
+        """Where each way of a row writes now."""
+        return self.t[:, None, None].expand(-1, self.how.ways, 1)
 
     @abstractmethod
     def over(self) -> Bool[Tensor, " B"]:
         """Which rows are done."""
 
-    def leave(self, t: int) -> Tensor | None:
+    @abstractmethod
+    def end_rows(self, places: Int[Tensor, " N"]) -> None:
+        """Rows at some places are done, whatever they have written."""
+
+    def leave(self) -> Tensor | None:
         """Take the results of rows that are done, if it is worth it; the places of the others, or None for all."""
-        last, fixed = t + 1 >= self.limits.max(), recorded.fixed_shapes(self.t.device)
-        if not last and fixed and (t + 1) % LOOK_EVERY:
+        last, fixed = bool((self.written >= self.limits).all()), recorded.fixed_shapes(self.t.device)
+        if not last and fixed and self.written.max() % LOOK_EVERY:
             return None
         done = self.over().cpu().numpy()
         stay = np.flatnonzero(~done)
@@ -234,12 +390,37 @@ class State(ABC):
             stay = np.append(stay, np.flatnonzero(done)[: size - len(stay)])
         elif not last and len(stay) and done.mean() < LEAVE_SHARE:
             return None
-        for row, found in zip(self.rows[done], self._results(torch.from_numpy(np.flatnonzero(done))), strict=True):
+        for row, found in zip(self.rows[done], self.results(np.flatnonzero(done)), strict=True):
             self.found[row] = found
-        self.rows, self.limits = self.rows[stay], self.limits[stay]
-        keep = torch.from_numpy(stay).to(self.t.device)
-        self.of_rows, self.t = {name: value[keep] for name, value in self.of_rows.items()}, self.t.clone()
+        return self.keep(stay)
+
+    def keep(self, places: NDArray) -> Tensor:
+        """Go on with the rows at some places only; returns them for the device."""
+        self.rows, self.limits, self.written = self.rows[places], self.limits[places], self.written[places]
+        keep = torch.from_numpy(places).to(self.t.device)
+        self.of_rows = {name: value[keep] for name, value in self.of_rows.items()}
         return keep
+
+    def join(self, other: State, which: Int[Tensor, " N"], places: Int[Tensor, " N"], rows: int) -> list[int]:
+        """Put some rows of another state at places of this one, which has so many then; returns their numbers here."""
+        new, at = which.cpu().numpy(), places.cpu().numpy()
+        numbers = self.count + np.arange(len(other.rows))
+        self.count += len(numbers)
+        self.rows = _placed(self.rows, numbers, new, at, rows, IDLE)
+        self.limits = _placed(self.limits, other.limits, new, at, rows)
+        self.written = _placed(self.written, other.written, new, at, rows)
+        was, n = self.tokens.shape[2], len(self.of_rows["limit"])
+        for name, held in self.of_rows.items():
+            self.of_rows[name] = put_rows(held, other.of_rows[name], which, places, rows)
+        if self.tokens.shape[2] > was:
+            self._measure(self.tokens.shape[2])
+        if rows > n:  # places that nobody has taken yet
+            self.end_rows(torch.arange(n, rows, device=self.t.device)[at.max(initial=n - 1) + 1 - n :])
+        return numbers[new].tolist()
+
+    def results(self, places: NDArray) -> Iterator[list[Found]]:
+        """What was found for the rows at some places."""
+        return self._results(torch.from_numpy(places))
 
     @abstractmethod
     def _results(self, which: Int[Tensor, " N"]) -> Iterator[list[Found]]:
@@ -251,11 +432,11 @@ class State(ABC):
         return [self.of_rows[name][at].cpu() for name in names]
 
 
-class _Beams(State):
+class Beams(State):
     """The best ways, and the best that have ended: ``pool_...``, by what they are ranked by."""
 
-    def __init__(self, how: Decoding, limits, room: int, end, never, device, requests):
-        super().__init__(how, limits, room, end, never, device, requests)
+    def __init__(self, how: Decoding, limits, room: int, end, never, device, requests, seeds):
+        super().__init__(how, limits, room, end, never, device, requests, seeds)
         b, k, n = self.tokens.shape
         self.of_rows |= {
             "total": torch.zeros((b, k), device=device),
@@ -277,32 +458,37 @@ class _Beams(State):
         ids, parents = ids.flatten(1).gather(1, at), at // best.shape[-1]
         ends = self._ends(ids)
         order = (self.order[: ids.shape[1]] + wide * ends).topk(k, largest=False).indices  # the best that go on
+        if self.watch is not None:
+            self.watch(Choice(logprobs, logprobs, ids, parents, order))
         was, ended = self.tokens.clone(), (totals[:, :k], parents[:, :k], ends[:, :k] & ~self.done[:, None])
         ids, parents = ids.gather(1, order), parents.gather(1, order)
         self.put(total=totals.gather(1, order), tokens=_of_ways(was, parents))
         self._write(ids)
         over = (self.t + 1 >= self.limit) & ~self.done
-        self._pool(*ended, over, was)
-        all_ended = self.pool_rank[:, -1] >= self.total[:, 0].double() / self.norms[self.t + 1]
-        self.put(done=self.done | over | all_ended | self._settled())
+        norm = self.norms[self.t + 1]
+        self._pool(*ended, over, was, norm[:, None])
+        all_ended = self.pool_rank[:, -1] >= self.total[:, 0].double() / norm
+        self.put(done=self.done | over | all_ended | self.settled())
         return ids, parents
 
     def over(self):
         return self.done
 
-    def _settled(self) -> Tensor:
+    def end_rows(self, places):
+        self.done[places] = True
+
+    def settled(self) -> Tensor:
         """Rows whose answer cannot change: the best way would have to lose no more probability until its limit."""
         most = self.total[:, 0].double() / self.norms[self.limit]
         return self.pool_rank[:, self.how.n_best - 1] >= most
 
-    def _pool(self, totals: Tensor, parents: Tensor, ends: Tensor, over: Tensor, was: Tensor) -> None:
+    def _pool(self, totals: Tensor, parents: Tensor, ends: Tensor, over: Tensor, was: Tensor, norm: Tensor) -> None:
         """Take in what has ended at this step and, of rows at their limit, what has not: behind all that has."""
         if not ends.is_cuda and not bool(ends.any()) and not bool(over.any()):
             return
-        norm = self.norms[self.t + 1]
         ended = torch.where(ends, totals.double() / norm, -torch.inf)
         cut_off = torch.where(over[:, None], self.total.double() / norm - _NOT_ENDED, -torch.inf)
-        size = self.t.expand_as(self.pool_size)
+        size = self.t[:, None].expand_as(self.pool_size)
         all_of = {
             "rank": [ended, cut_off],
             "total": [totals, self.total],
@@ -315,12 +501,15 @@ class _Beams(State):
             self.put(**{f"pool_{name}": _of_ways(value, best) if value.dim() == 3 else value.gather(1, best)})
 
     def _results(self, which):
+        return (found[: self.how.n_best] for found in self.finished(which))
+
+    def finished(self, which: Int[Tensor, " N"]) -> Iterator[list[Found]]:
+        """The best that have finished by now, of some rows."""
         ranks, totals, sizes, tokens = self._taken(which, "pool_rank", "pool_total", "pool_size", "pool_tokens")
         for row in zip(ranks.tolist(), totals.tolist(), sizes.tolist(), tokens, strict=True):
-            best = [*zip(*row, strict=True)][: self.how.n_best]
             yield [
                 Found(ids[:size].tolist(), total, rank if ended else rank + _NOT_ENDED, ended)
-                for rank, total, size, ids in best
+                for rank, total, size, ids in zip(*row, strict=True)
                 for ended in [rank > -_NOT_ENDED / 2]
             ]
 
@@ -354,11 +543,11 @@ def _of_ways(tokens: Int[Tensor, "B N T"], ways: Int[Tensor, "B M"]) -> Int[Tens
     return tokens.gather(1, ways[..., None].expand(-1, -1, tokens.shape[2]))
 
 
-class _Draws(State):
+class Draws(State):
     """Ways that are drawn independently of each other; at temperature 0 the only one is the most likely token."""
 
-    def __init__(self, how: Decoding, limits, room: int, end, never, device, requests):
-        super().__init__(how, limits, room, end, never, device, requests)
+    def __init__(self, how: Decoding, limits, room: int, end, never, device, requests, seeds):
+        super().__init__(how, limits, room, end, never, device, requests, seeds)
         b, k, n = self.tokens.shape
         self.of_rows |= {
             "size": torch.zeros((b, k), dtype=torch.long, device=device),
@@ -368,7 +557,8 @@ class _Draws(State):
         }
         if how.temperature:
             numbers = np.arange(b) if requests is None else np.asarray(requests)
-            lots = uniform(how.seed, numbers[:, None, None], np.arange(k)[None, :, None], np.arange(n))
+            own = how.seed if seeds is None else np.asarray(seeds, np.uint64)[:, None, None]
+            lots = uniform(own, numbers[:, None, None], np.arange(k)[None, :, None], np.arange(n))
             self.of_rows["lots"] = torch.from_numpy(lots).to(device)
 
     def _choose(self, logits):
@@ -378,10 +568,12 @@ class _Draws(State):
         choices = self._allowed(logprobs if how.repetition_penalty == 1 else self._penalised(logits))
         logprobs, choices = logprobs.expand(-1, how.ways, -1), choices.expand(-1, how.ways, -1)
         if how.temperature:
-            lots = self.lots.index_select(2, self.t)[..., 0]
+            lots = self.lots.gather(2, self._here)[..., 0]
             ids = drawn(choices / how.temperature, lots, how.top_k, how.top_p, how.min_p)
         else:
             ids = choices.argmax(-1)
+        if self.watch is not None:
+            self.watch(Choice(logprobs, choices, ids, self.parents, self.parents))
         goes_on = (self.t < self.limit)[:, None] > self.ends  # and has not ended
         gain = torch.where(goes_on[..., None], logprobs.gather(2, ids[..., None]), 0)
         ids = torch.where(goes_on, ids, self.end[0])
@@ -389,13 +581,16 @@ class _Draws(State):
         self.ends.logical_or_(ending)
         self.size.add_(goes_on > ending)
         self._write(ids)
-        self.gains.index_copy_(2, self.t, gain)
+        self.gains.scatter_(2, self._here, gain)
         if how.repetition_penalty != 1:
             self.used.scatter_(2, ids[..., None], True)
         return ids, self.parents
 
     def over(self):
         return self.ends.all(1) | (self.t >= self.limit)
+
+    def end_rows(self, places):
+        self.ends[places] = True
 
     def _penalised(self, logits: Float[Tensor, "B N V"]) -> Float[Tensor, "B K V"]:
         less = torch.where(logits > 0, logits / self.how.repetition_penalty, logits * self.how.repetition_penalty)
@@ -435,17 +630,28 @@ def drawn(
     >>> drawn(torch.tensor([[0.7, 0.2, 0.1]] * 3).log(), torch.tensor([0.1, 0.75, 0.95]))
     tensor([0, 1, 2])
     """
-    if 0 < top_k < scores.shape[-1]:
-        scores = scores.masked_fill(scores < scores.topk(top_k).values[..., -1:], -torch.inf)
-    shares = scores.double().softmax(-1)
-    if top_p < 1:
-        ordered = shares.sort(descending=True).values
-        # The last share that is needed: what is before it is not enough yet.
-        needed = (ordered.cumsum(-1) - ordered < top_p).sum(-1, keepdim=True)
-        shares = shares.masked_fill(shares < ordered.gather(-1, needed - 1), 0)
-    if min_p:
-        shares = shares.masked_fill(shares < min_p * shares.amax(-1, keepdim=True), 0)
-    upto = shares.cumsum(-1)
+    upto = shares(scores, top_k, top_p, min_p).cumsum(-1)
     wanted = lots.double()[..., None] * upto[..., -1:]
     # The first that reaches beyond the lot: one without a share never does.
     return (upto <= wanted).sum(-1).clamp_max(scores.shape[-1] - 1)
+
+
+def shares(
+    scores: Float[Tensor, "... V"], top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Float[Tensor, "... V"]:
+    """What tokens are drawn by: their probabilities, of those that may be drawn. They need not sum to 1.
+
+    >>> shares(torch.tensor([0.5, 0.3, 0.2]).log(), top_p=0.7)
+    tensor([0.5000, 0.3000, 0.0000], dtype=torch.float64)
+    """
+    if 0 < top_k < scores.shape[-1]:
+        scores = scores.masked_fill(scores < scores.topk(top_k).values[..., -1:], -torch.inf)
+    found = scores.double().softmax(-1)
+    if top_p < 1:
+        ordered = found.sort(descending=True).values
+        # The last share that is needed: what is before it is not enough yet.
+        needed = (ordered.cumsum(-1) - ordered < top_p).sum(-1, keepdim=True)
+        found = found.masked_fill(found < ordered.gather(-1, needed - 1), 0)
+    if min_p:
+        found = found.masked_fill(found < min_p * found.amax(-1, keepdim=True), 0)
+    return found

@@ -83,17 +83,17 @@ def translate(
     """
     model.check_task("translate")
     how = Decoding(**options).validate()
-    given = [_Text(model, text, whole) for text in texts]
+    given = [Text(model, text, whole) for text in texts]
     units = [unit for text in given for unit in text.units]
     for i, unit in enumerate(units):
         unit.request = i
     wanted, done = [unit for unit in units if unit.ids], 0
     budget = batch_tokens or BATCH_TOKENS[model.device.type]
     for batch in batches(wanted, budget // how.ways, fixed=recorded.fixed_shapes(model.device)):
-        memory = _encode(model, batch)
+        memory = encode(model, batch)
         _search(model, batch, memory, how)
         if align:
-            _align(model, batch, memory)
+            align_words(model, batch, memory)
         done += len(batch)
         if progress is not None:
             progress(done, len(wanted), model.tokenizer.decode(batch[0].found[0].ids))
@@ -112,7 +112,7 @@ def stream(model: Model, lines: Iterable[str], **options: Any) -> Iterator[tuple
 # Texts and their sentences
 
 
-class _Unit:
+class Unit:
     """A sentence, or a part of one: what the model translates at once. Without ids it is copied."""
 
     def __init__(self, text: str, ids: list[int]):
@@ -121,12 +121,12 @@ class _Unit:
         self.alignments: list[tuple[tuple[int, int], ...]] = []
 
 
-class _Text:
+class Text:
     """A text as units and what stands between them."""
 
     def __init__(self, model: Model, text: str, whole: bool):
         self.model, self.strange = model, set(model.source_tokenizer.byte_ids)
-        self.parts: list[_Unit | str] = []
+        self.parts: list[Unit | str] = []
         encode, longest = model.source_tokenizer.encode, model.longest - 1  # and an end token
         for piece in [Piece(text)] if whole else split(text):
             ids = encode(piece.text)
@@ -136,13 +136,13 @@ class _Text:
             for part in shorten(piece, longest, lambda t: len(encode(t))):
                 self.parts += [self._unit(part.text, encode(part.text)), part.after]
 
-    def _unit(self, text: str, ids: list[int]) -> _Unit:
+    def _unit(self, text: str, ids: list[int]) -> Unit:
         known = any(map(str.isalnum, text)) and 2 * sum(id in self.strange for id in ids) <= len(ids)
-        return _Unit(text, ids if known else [])
+        return Unit(text, ids if known else [])
 
     @property
-    def units(self) -> list[_Unit]:
-        return [part for part in self.parts if isinstance(part, _Unit)]
+    def units(self) -> list[Unit]:
+        return [part for part in self.parts if isinstance(part, Unit)]
 
     def translation(self, n_best: int, align: bool) -> Translation:
         """The best of every sentence together; the next best of every sentence; and so on."""
@@ -172,7 +172,7 @@ class _Text:
         return Translation(text, score, logprob, tuple(tokens), tuple(pairs) if align else None)
 
 
-def batches(units: Sequence[_Unit], budget: int, *, fixed: bool = False) -> Iterator[list[_Unit]]:
+def batches(units: Sequence[Unit], budget: int, *, fixed: bool = False) -> Iterator[list[Unit]]:
     """Units of like length together, the longest first, as many as the budget of tokens takes; or, ``fixed``, the
     largest of a few numbers that is no more."""
     ordered = sorted(units, key=lambda unit: -len(unit.ids))
@@ -188,15 +188,16 @@ def batches(units: Sequence[_Unit], budget: int, *, fixed: bool = False) -> Iter
 # What the model does
 
 
-def _encode(model: Model, batch: list[_Unit]) -> Encoded:
+def encode(model: Model, batch: Sequence[Unit]) -> Encoded:
+    """What the encoder makes of units."""
     reads = model.source_tokenizer
     lengths = np.array([len(unit.ids) + 1 for unit in batch])
-    longest, rows = int(lengths.max()), len(batch)
+    width, rows = int(lengths.max()), len(batch)
     if recorded.fixed_shapes(model.device):  # a row more than there are is an empty text
-        longest = fixed_length(longest, getattr(model.config.encoder, "position_limit", None))
+        width = fixed_length(width, getattr(model.config.encoder, "position_limit", None))
         rows = fixed_size(rows)
         lengths = np.append(lengths, np.ones(rows - len(batch), np.int64))
-    source = np.full((rows, longest), reads.pad)
+    source = np.full((rows, width), reads.pad)
     for row, unit in zip(source, batch, strict=False):
         row[: len(unit.ids)] = unit.ids
     source[np.arange(rows), lengths - 1] = reads.end
@@ -204,33 +205,49 @@ def _encode(model: Model, batch: list[_Unit]) -> Encoded:
         return model.net.encode(*(torch.from_numpy(ids).to(model.device) for ids in (source, lengths)))
 
 
-def _search(model: Model, batch: list[_Unit], memory: Encoded, how: Decoding) -> None:
-    writes = model.tokenizer
-    room = getattr(model.config.decoder, "position_limit", None)
-    limits = [how.max_length or 2 * len(unit.ids) + 16 for unit in batch]
-    empty = [1] * (memory.hidden.shape[0] - len(batch))
-    found = search(
-        model.net,
-        torch.full((memory.hidden.shape[0], 1), writes.start, device=model.device),
-        memory=memory,
-        end=writes.end,
-        limits=([min(n, room - 1) for n in limits] if room else limits) + empty,
-        how=how,
-        never=model.never,
-        requests=[unit.request for unit in batch] + empty,
-        recorder=model.recorder,
-    )
+def _search(model: Model, batch: list[Unit], memory: Encoded, how: Decoding) -> None:
+    found = search(model.net, **asked(model, batch, memory, [how] * len(batch)))
     for unit, sequences in zip(batch, found, strict=False):
         unit.found = sequences
 
 
-def _align(model: Model, batch: list[_Unit], memory: Encoded) -> None:
-    """The source word that each word of a translation attends to most, over the heads of the last layer but one (Garg
-    et al. 2019); of a shallow decoder the last: low layers look at what belongs to the word before."""
+def longest(unit: Unit) -> int:
+    """Tokens after which its translation ends, where nothing else is said."""
+    return 2 * len(unit.ids) + 16
+
+
+def asked(model: Model, batch: Sequence[Unit], memory: Encoded, hows: Sequence[Decoding]) -> dict[str, Any]:
+    """What is asked of a search; settings may differ in their seed and their greatest length."""
+    writes = model.tokenizer
+    room = getattr(model.config.decoder, "position_limit", None)
+    limits = [how.max_length or longest(unit) for unit, how in zip(batch, hows, strict=True)]
+    empty = [1] * (memory.hidden.shape[0] - len(batch))
+    return {
+        "prompt": torch.full((memory.hidden.shape[0], 1), writes.start, device=model.device),
+        "memory": memory,
+        "end": writes.end,
+        "limits": ([min(n, room - 1) for n in limits] if room else limits) + empty,
+        "how": hows[0],
+        "never": model.never,
+        "requests": [unit.request for unit in batch] + empty,
+        "seeds": [how.seed for how in hows] + empty,
+        "recorder": model.recorder,
+    }
+
+
+def aligning_layer(model: Model) -> str | None:
+    """The cross-attention whose heads together tell what was translated from what: of the last layer but one (Garg et
+    al. 2019); of a shallow decoder the last: low layers look at what belongs to the word before. None where a model has
+    none."""
     layers = [name for name in model.net.attention_layers()["decoder"] if name.endswith(".cross")]
-    if not layers:
+    return layers[-2 if len(layers) > 3 else -1] if layers else None
+
+
+def align_words(model: Model, batch: Sequence[Unit], memory: Encoded) -> None:
+    """The source word that each word of a translation attends to most, over the heads of the aligning layer."""
+    layer, writes = aligning_layer(model), model.tokenizer
+    if layer is None:
         raise InputError("align: this model has no cross-attention to tell from")
-    layer, writes = layers[-2 if len(layers) > 3 else -1], model.tokenizer
     for n in range(max(len(unit.found) for unit in batch)):
         chosen = [unit.found[min(n, len(unit.found) - 1)].ids for unit in batch]
         chosen += [[]] * (memory.hidden.shape[0] - len(batch))  # rows that were added

@@ -14,7 +14,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from regard.config import InputError
@@ -43,6 +44,67 @@ def check_batch(batch_size: int, position: Int[Tensor, " B"], t: int, ways: int 
         raise InputError(f"the cache has {position.shape[0]} rows, the ids have {batch_size}")
     if ways is not None and t != ways:
         raise InputError(f"each row of the cache goes on in {ways} ways, the ids have {t} tokens a row")
+
+
+def put_rows(
+    mine: Shaped[Tensor, "..."],
+    theirs: Shaped[Tensor, "..."],
+    which: Int[Tensor, " N"],
+    places: Int[Tensor, " N"],
+    rows: int,
+    *,
+    axis: int = 0,
+    fill: float = 0,
+) -> Shaped[Tensor, "..."]:
+    """Mine with so many rows, some of theirs at places among them: in place where they are no more and no larger, else
+    a copy with room for both; what is there of neither is ``fill``.
+
+    >>> put_rows(torch.tensor([[1], [2]]), torch.tensor([[3, 4]]), torch.tensor([0]), torch.tensor([1]), 2)
+    tensor([[1, 0],
+            [3, 4]])
+    """
+    size = [max(pair) for pair in zip(mine.shape, theirs.shape, strict=True)]
+    size[axis] = rows
+    if list(mine.shape) != size:
+        larger = mine.new_full(size, fill)
+        larger[tuple(slice(n) for n in mine.shape)] = mine
+        mine = larger
+    new = theirs.index_select(axis, which).to(mine.dtype)
+    size[axis] = len(which)
+    if list(new.shape) != size:
+        larger = new.new_full(size, fill)
+        larger[tuple(slice(n) for n in new.shape)] = new
+        new = larger
+    return mine.index_copy_(axis, places, new)
+
+
+def join_masks(
+    mine: Lowered, theirs: Lowered, which: Int[Tensor, " N"], places: Int[Tensor, " N"], rows: int, *memories: Tensor
+) -> Lowered:
+    """The same for the masks over two memories, whose first two axes are the rows and the tokens."""
+    (b, s), (_, s2) = sizes = [memory.shape[:2] for memory in memories]
+    if mine.bias is theirs.bias is mine.alive is theirs.alive is None and s == s2:
+        return mine
+    like = next((mask.bias for mask in (mine, theirs) if mask.bias is not None), torch.ones((), dtype=torch.bool))
+    may, not_ = (1, 0) if like.dtype == torch.bool else (0, float("-inf"))
+    device = memories[0].device
+    biases = [
+        torch.full((n, 1, 1, m), may, dtype=like.dtype, device=device) if mask.bias is None
+        else mask.bias.expand(n, -1, -1, -1).contiguous()
+        for mask, (n, m) in zip((mine, theirs), sizes, strict=True)
+    ]  # fmt: skip
+    bias, other = (F.pad(held, (0, max(s, s2) - held.shape[3]), value=not_) if s != s2 else held for held in biases)
+    if rows > b:  # a place that nobody takes may see anything: no softmax is empty
+        bias = torch.cat([bias, bias.new_full((rows - b, *bias.shape[1:]), may)])
+    joined = mine._replace(bias=put_rows(bias, other, which, places, rows))
+    if mine.alive is None and theirs.alive is None:
+        return joined
+    alive, other = (
+        torch.ones((n, 1, 1, 1), dtype=torch.bool, device=device) if mask.alive is None
+        else mask.alive.expand(n, -1, -1, -1).contiguous()
+        for mask, (n, _) in zip((mine, theirs), sizes, strict=True)
+    )  # fmt: skip
+    return joined._replace(alive=put_rows(alive, other, which, places, rows, fill=1))
 
 
 class Cache:
@@ -191,6 +253,43 @@ class Cache:
         bias, alive = (None if t is None else t[rows] for t in (self.memory_mask.bias, self.memory_mask.alive))
         self.memory_mask = self.memory_mask._replace(bias=bias, alive=alive)
         self.seen = None if self.seen is None else self.seen[rows]
+
+    def join(self, other: Cache, which: Int[Tensor, " N"], places: Int[Tensor, " N"], rows: int) -> None:
+        """Put some rows of another cache at places of this one, which has so many rows then: in place where they fit,
+        else with room for the longer of both. What stood there is gone."""
+        if self.cross:
+            memories = (self.cross[0].k.transpose(1, 2), other.cross[0].k.transpose(1, 2))
+            self.memory_mask = join_masks(self.memory_mask, other.memory_mask, which, places, rows, *memories)
+            self.cross = [
+                KeyValue(*(put_rows(*pair, which, places, rows) for pair in zip(mine, theirs, strict=True)))
+                for mine, theirs in zip(self.cross, other.cross, strict=True)
+            ]
+        self.k, self.v = (
+            put_rows(mine, theirs, which, places, rows, axis=1)
+            for mine, theirs in ((self.k, other.k), (self.v, other.v))
+        )
+        self.position = put_rows(self.position, other.position, which, places, rows)
+        if self.seen is not None and other.seen is not None:
+            self.seen = put_rows(self.seen, other.seen, which, places, rows)
+        self.max_len = max(self.max_len, other.max_len)
+
+    def narrow(self, rows: Int[Tensor, " N"], max_len: int) -> None:
+        """Give up room that none of these rows needs, for so many tokens and for its memory, where it is more than half
+        of what there is. Other rows are as good as empty then."""
+        if 2 * max_len < self.max_len:
+            self.max_len, slots = max_len, max_len * self.lanes + 1
+            self.k, self.v = self.k[:, :, :, :slots].clone(), self.v[:, :, :, :slots].clone()
+            self.seen = None if self.seen is None else self.seen[:, :, :slots].clone()
+            self.position.clamp_(max=max_len - 1)
+        bias = self.memory_mask.bias
+        if bias is None or bias.dtype != torch.bool or not len(rows):
+            return
+        longest = int(bias[rows].flatten(0, 2).any(0).nonzero()[-1]) + 1
+        if 2 * longest < bias.shape[3]:
+            bias = bias[..., :longest].clone()
+            bias[..., 0] |= ~bias.any(-1)  # no softmax is empty
+            self.memory_mask = self.memory_mask._replace(bias=bias)
+            self.cross = [KeyValue(*(t[:, :, :longest].clone() for t in layer)) for layer in self.cross]
 
     def reset(self, rows: Int[Tensor, " N"]) -> None:
         """Empty some rows, to be filled anew by the next decode. The encoder's keys stay as they are."""

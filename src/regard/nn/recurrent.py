@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.config import InputError, Recurrent
 from regard.nn.attention import Attended, Attention
-from regard.nn.cache import KeyValue, check_batch, check_rows
+from regard.nn.cache import KeyValue, check_batch, check_rows, join_masks, put_rows
 from regard.nn.embed import TokenEmbed
 from regard.nn.heads import pool
 from regard.nn.masks import Layout, Lowered, lower_memory
@@ -58,6 +58,21 @@ class RecurrentCache:
             self.cross = KeyValue(self.cross.k[rows], self.cross.v[rows])
             bias, alive = (None if m is None else m[rows] for m in (self.mask.bias, self.mask.alive))
             self.mask = self.mask._replace(bias=bias, alive=alive)
+
+    def join(self, other: RecurrentCache, which: Int[Tensor, " N"], places: Int[Tensor, " N"], rows: int) -> None:
+        """Put some rows of another cache at places of this one, which has so many rows then."""
+        lanes = self.lanes if self.forked else 1
+        if self.cross is not None and other.cross is not None:
+            memories = (self.cross.k.transpose(1, 2), other.cross.k.transpose(1, 2))
+            self.mask = join_masks(self.mask, other.mask, which, places, rows, *memories)
+            pairs = zip(self.cross, other.cross, strict=True)
+            self.cross = KeyValue(*(put_rows(*pair, which, places, rows) for pair in pairs))
+        ways, at = ((r[:, None] * lanes + torch.arange(lanes, device=r.device)).flatten() for r in (which, places))
+        self.state, self.cells = (
+            [put_rows(*pair, ways, at, rows * lanes) for pair in zip(mine, theirs, strict=True)]
+            for mine, theirs in ((self.state, other.state), (self.cells, other.cells))
+        )
+        self.position = put_rows(self.position, other.position, which, places, rows)
 
     def move(self, state: list[Tensor], cells: list[Tensor], by: int | Tensor) -> None:
         """Take the new state, in place: a compiled step keeps its addresses. Values are remembered, not gradients."""

@@ -1,0 +1,78 @@
+"""An endpoint for each job. A model serves those that its task allows; each answer equals the offline one."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+from fastapi import FastAPI, Request
+
+from regard.decode.settings import Decoding, to_generate
+from regard.serve.app import REFUSALS, Hall, Refused
+from regard.serve.bodies import Answers, Classify, Embed, Fill, Generate, Tag, Translate, Vectors
+from regard.serve.jobs import Generating, Reading, Translating
+
+
+def add(app: FastAPI, hall: Hall) -> None:
+    """Put the endpoints into an application."""
+
+    @app.post("/translate", summary="Texts in another language.", responses=REFUSALS)
+    async def translate(request: Request, body: Translate) -> Answers:
+        served, texts, options = hall.find(body.model), _several(body.texts), body.options("texts")
+        how = Decoding(**{name: value for name, value in options.items() if name != "align"}).validate()
+        hall.check(texts, tokens=how.max_length, ways=how.ways)
+        found = await hall.work(request, served, lambda: Translating(served.model, texts, **options))
+        return Answers(model=served.name, answers=[one.to_dict() for one in found])
+
+    @app.post("/generate", summary="What follows prompts.", responses=REFUSALS)
+    async def generate(request: Request, body: Generate) -> Answers:
+        served, texts, options = hall.find(body.model), _several(body.prompts), body.options("prompts")
+        options["stop"] = _several(body.stop or [])
+        how = to_generate(**{name: value for name, value in options.items() if name != "max_new_tokens"})
+        hall.check([*texts, *options["stop"]], tokens=body.max_new_tokens, ways=how.ways)
+        found = await hall.work(request, served, lambda: Generating(served.model, texts, **options))
+        return Answers(model=served.name, answers=[one.to_dict() for one in found])
+
+    @app.post("/fill", summary="The likeliest tokens for each [MASK].", responses=REFUSALS)
+    async def fill(request: Request, body: Fill) -> Answers:
+        return await read(request, body.model, "fill", _several(body.texts), top=body.top)
+
+    @app.post("/classify", summary="A label for each text, pair of texts, or image.", responses=REFUSALS)
+    async def classify(request: Request, body: Classify) -> Answers:
+        if (body.texts is None) == (body.images is None):
+            raise Refused(422, "texts and images: give one of them")
+        if body.images is not None:
+            return await read(request, body.model, "classify", [_bytes(image) for image in body.images])
+        given = [one if isinstance(one, str) else tuple(one) for one in _several(body.texts)]
+        return await read(request, body.model, "classify", given)
+
+    @app.post("/tag", summary="A tag for each word of sentences.", responses=REFUSALS)
+    async def tag(request: Request, body: Tag) -> Answers:
+        return await read(request, body.model, "tag", _several(body.sentences))
+
+    @app.post("/embed", summary="A vector for each text.", responses=REFUSALS)
+    async def embed(request: Request, body: Embed) -> Vectors:
+        served, texts = hall.find(body.model), _several(body.texts)
+        hall.check(texts)
+        options = {"pool": body.pool, "normalise": body.normalise}
+        found = await hall.work(request, served, lambda: Reading(texts, served.model.embed, **options))
+        return Vectors(model=served.name, vectors=[vector.tolist() for vector in found])
+
+    async def read(request: Request, name: str | None, job: str, inputs: list[Any], **options: Any) -> Answers:
+        served = hall.find(name)
+        served.model.check_task(job)
+        hall.check([text for one in inputs if not isinstance(one, bytes) for text in _several(one)])
+        found = await hall.work(request, served, lambda: Reading(inputs, getattr(served.model, job), **options))
+        return Answers(model=served.name, answers=[one.to_dict() for one in found])
+
+
+def _several(given: Any) -> list[Any]:
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _bytes(image: str) -> bytes:
+    try:
+        return base64.b64decode(image, validate=True)
+    except (binascii.Error, ValueError):
+        raise Refused(422, "images: must be files of images as base64") from None
