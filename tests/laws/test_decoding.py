@@ -325,6 +325,18 @@ def test_rows_that_are_done_go_along_within_their_room():
     assert [len(one.ids) for (one,) in found] == limits
 
 
+def test_more_ways_than_a_model_has_positions():
+    """Ways stand side by side at one position: as many as one likes, and each as if there were few."""
+    model = build(CASES["tiny_decoder"]).requires_grad_(False)
+    many = model.config.decoder.position_limit + 3
+    few, all_of_them = (
+        search(model, torch.tensor([[5, 7]]), end=END, limits=4, how=Decoding(temperature=1.0, n_best=n))[0]
+        for n in (2, many)
+    )
+    assert len(all_of_them) == many
+    assert [one.ids for one in all_of_them[:2]] == [one.ids for one in few]
+
+
 def test_forked_rows_refuse_what_does_not_fit():
     model = build(CASES["tiny_encoder_decoder"])
     assert isinstance(model.config.decoder, Stack)

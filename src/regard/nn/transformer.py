@@ -263,7 +263,8 @@ class Transformer(nn.Module):
         if self.encoder is not None and (memory is None) == (cache is None):
             raise InputError("this decoder attends to an encoder's output: give the memory, or a cache started with it")
         embed = self._decoder_embed()
-        _check(decoder, embed, ids, layout, None, capture)
+        forked = isinstance(cache, Cache) and cache.seen is not None  # then a row's ids are its ways, at one position
+        _check(decoder, embed, ids, layout, None, capture, positions=1 if forked else None)
         if memory is not None:
             _check_memory(self, memory, ids.shape[0])
         if cache is not None and not torch.compiler.is_compiling():
@@ -413,7 +414,9 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device)
 
 
-def _check(tower, embed, inputs: Tensor, layout: Layout, segments, capture: Collection[str]) -> None:
+def _check(
+    tower, embed, inputs: Tensor, layout: Layout, segments, capture: Collection[str], positions: int | None = None
+) -> None:
     """Everything that can be refused before tensors run. Skipped inside a compiled graph, whose caller has checked."""
     if torch.compiler.is_compiling():
         return
@@ -422,7 +425,7 @@ def _check(tower, embed, inputs: Tensor, layout: Layout, segments, capture: Coll
     if isinstance(capture, str):
         raise InputError(f"capture ({capture!r}) must be a list of layers: [{capture!r}]")
     embed.check(inputs, segments)
-    tower.check(inputs, layout)
+    tower.check(inputs if positions is None else inputs[:, :positions], layout)
     known = tower.attention_layers()
     for name in capture:
         if name not in known:
