@@ -253,8 +253,9 @@ def _penalty(attended: Attended, head: int) -> Tensor:
     import torch
 
     t, s = attended.q.shape[2], attended.k.shape[2]
-    bias = attended.mask.bias
-    if attended.mask.is_causal:
+    mask = attended.mask.dense(t, s, device=attended.q.device, dtype=attended.q.dtype)
+    bias = mask.bias
+    if mask.is_causal:
         bias = torch.ones(1, 1, t, s, dtype=torch.bool).tril()
     if bias is None:
         return torch.zeros(t, s)

@@ -144,6 +144,8 @@ def attend(
         if kernel is not None:
             return attend_texts(q, k, v, mask.texts, kernel, is_causal=mask.is_causal, scale=scale, dropout=dropout)
         mask = mask.dense(q.shape[2], k.shape[2], device=q.device, dtype=q.dtype)
+    if mask.near is not None:
+        return attend_near(q, k, v, mask, scale=scale, w=w, dropout=dropout)
     if k.dtype != q.dtype:  # a cache may be more exact than the model
         return attend(q.to(k.dtype), k, v, mask, scale=scale, w=w, dropout=dropout).to(q.dtype)
     if w is None and q.shape[2] <= FEW and _few_fit(q, mask, groups, dropout):
@@ -164,6 +166,32 @@ def attend(
         return out if mask.alive is None else out.masked_fill(~mask.alive, 0)
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     return F.dropout(masked_softmax(score(q, k, scale, w), mask), dropout).to(v.dtype) @ v
+
+
+def attend_near(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B G T D"],
+    v: Float[Tensor, "B G T E"],
+    mask: Lowered,
+    *,
+    scale: float,
+    w: Float[Tensor, "H D"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H T E"]:
+    """Queries that look only near by: each block of them is a row of its own, with the keys around it."""
+    near, b, t = mask.near, q.shape[0], q.shape[2]
+    assert near is not None and mask.bias is not None
+    spare = -t % near.size
+    n = (t + spare) // near.size
+    q = F.pad(q, (0, 0, 0, spare)).unflatten(2, (n, -1)).transpose(1, 2).flatten(0, 1)  # (B n, H, Q, D)
+    k, v = (
+        F.pad(x, (0, 0, near.before, near.after + spare)).unfold(2, near.keys, near.size)  # (B, G, n, D, K)
+        .transpose(1, 2).flatten(0, 1).transpose(-2, -1)
+        for x in (k, v)
+    )  # fmt: skip
+    bias, alive = (None if x is None else x.expand(b, -1, -1, -1).flatten(0, 1)[:, None] for x in mask[1:3])
+    out = attend(q, k, v, Lowered(bias=bias, alive=alive), scale=scale, w=w, dropout=dropout)  # (B n, H, Q, E)
+    return out.unflatten(0, (b, n)).transpose(1, 2).flatten(2, 3)[:, :, :t]
 
 
 FEW = 16  # queries of a row, as a step of decoding has

@@ -2,8 +2,8 @@
 
 A :class:`Mask` says what is allowed (causal, a window, lengths, documents, a prefix, or a tensor of the
 caller's own) and stays small. :func:`lower` turns it, once per forward pass, into what the kernel wants: nothing,
-the causal flag, variable lengths, or a dense tensor, the last resort, for it bars the fastest kernels. Padding is told
-by lengths, never by looking for a pad id.
+the causal flag, variable lengths, blocks of neighbours, or a dense tensor, the last resort, for it bars the fastest
+kernels. Padding is told by lengths, never by looking for a pad id.
 """
 
 from __future__ import annotations
@@ -160,24 +160,38 @@ class Mask(NamedTuple):
     slopes: Tensor | None = None  # (H,)
 
 
+class Near(NamedTuple):
+    """Blocks of ``size`` queries; each looks at the keys of its own block, and so many ``before`` and ``after`` it."""
+
+    size: int
+    before: int
+    after: int
+
+    @property
+    def keys(self) -> int:
+        return self.before + self.size + self.after
+
+
 class Lowered(NamedTuple):
     """A mask as the attention kernel takes it.
 
     ``bias`` is boolean (True = may attend) or, with ALiBi, added to the scores. ``alive`` marks the
     queries with something to attend; a dead row is let see one key, so that no kernel
-    meets an empty softmax, and its output is then set to zero. Where there are ``texts``, each is attended by itself,
-    and ``mask`` is what they were lowered from: :meth:`dense` is for whatever cannot take them.
+    meets an empty softmax, and its output is then set to zero. Where there are ``texts``, each is attended by itself;
+    where queries look only ``near`` by, bias and alive are those of each block (B | 1, blocks, size, keys). ``mask`` is
+    what these two were lowered from: :meth:`dense` is for whatever cannot take them.
     """
 
     is_causal: bool = False
     bias: Tensor | None = None  # (B | 1, H | 1, T | 1, S)
     alive: Tensor | None = None  # (B | 1, H | 1, T | 1, 1)
     texts: Texts | None = None
+    near: Near | None = None
     mask: Mask | None = None
 
     def dense(self, t: int, s: int, *, device: torch.device, dtype: torch.dtype) -> Lowered:
-        """The same without texts, for t queries over s keys."""
-        return self if self.mask is None else lower(self.mask._replace(texts=None), t, s, device=device, dtype=dtype)
+        """The same without texts or blocks, for t queries over s keys."""
+        return self if self.mask is None else lower_densely(self.mask, t, s, device=device, dtype=dtype)
 
 
 def self_mask(
@@ -280,6 +294,62 @@ def lower(mask: Mask, t: int, s: int, *, device: torch.device, dtype: torch.dtyp
     only_order = mask.window == 0 and all(part is None for part in others)
     if only_order and mask.texts is not None and mask.ends is None and device.type == "cuda":
         return Lowered(is_causal=mask.causal, texts=mask.texts, mask=mask)
+    near = neighbours(mask, t, s)
+    if near is not None:
+        return lower_near(mask, near, t, device)
+    return lower_densely(mask, t, s, device=device, dtype=dtype)
+
+
+BLOCK = 64  # queries, at least: smaller ones waste a kernel
+
+
+def neighbours(mask: Mask, t: int, s: int) -> Near | None:
+    """The blocks of a windowed mask over its own sequence, where they leave out half the keys or more: then the cost
+    grows with the length, not with its square."""
+    others = (mask.prefix, mask.slots, mask.seen, mask.allowed, mask.slopes)
+    if not mask.window or t != s or any(part is not None for part in others):
+        return None
+    near = Near(max(BLOCK, mask.window), mask.window, 0 if mask.causal else mask.window)
+    return near if 2 * near.keys <= s else None
+
+
+def lower_near(mask: Mask, near: Near, t: int, device: torch.device) -> Lowered:
+    """The mask of each block. What stands before the first token and after the last is nobody's."""
+    n = -(-t // near.size)
+    queries = torch.arange(n * near.size, device=device).view(1, n, -1, 1)  # (1, n, Q, 1)
+    keys = torch.arange(near.keys, device=device) - near.before + queries[:, :, :1]  # (1, n, 1, K)
+    apart = queries - keys
+    may = (apart.abs() <= mask.window) & (keys >= 0) & (keys < t)
+    if mask.causal:
+        may = may & (apart >= 0)
+    if mask.starts is not None:
+        may = may & (keys >= mask.starts[:, None, None, None])
+    if mask.ends is not None:
+        may = may & (keys < mask.ends[:, None, None, None])
+    if mask.query_documents is not None and mask.key_documents is not None:
+        here, there = (
+            _blocks(documents, near._replace(before=before, after=after), t)
+            for documents, before, after in (
+                (mask.query_documents, 0, 0),
+                (mask.key_documents, near.before, near.after),
+            )
+        )
+        may = may & (here[..., None] == there[:, :, None])
+    alive = may.any(-1, keepdim=True)
+    may = may | (~alive & (torch.arange(near.keys, device=device) == 0))
+    # Queries after the last are cut off again: only padding, of which lengths tell, can leave one with nothing to see.
+    return Lowered(bias=may, alive=None if mask.starts is mask.ends is None else alive, near=near, mask=mask)
+
+
+def _blocks(values: Int[Tensor, "B T"], near: Near, t: int) -> Int[Tensor, "B n K"]:
+    spare = -t % near.size
+    return torch.nn.functional.pad(values, (near.before, near.after + spare)).unfold(1, near.keys, near.size)
+
+
+def lower_densely(mask: Mask, t: int, s: int, *, device: torch.device, dtype: torch.dtype) -> Lowered:
+    """The same for a kernel that takes neither texts nor blocks."""
+    others = (mask.starts, mask.prefix, mask.slots, mask.allowed, mask.slopes)
+    only_order = mask.window == 0 and all(part is None for part in others)
     if only_order and mask.query_documents is None:
         if mask.causal:
             # Padding on the right is in no real query's past, so lengths change nothing.

@@ -169,8 +169,8 @@ def attention(tower: c.Stack, load: Load, t: int, s: int, d_memory: int | None =
 def scores(
     load: Load, t: int, s: int, h: int, g: int, d: int, d_key: int, e: int, score: str, a: int
 ) -> Iterator[Piece]:
-    """Every query against every key, and the weighted sum of the values, e wide. Causal or not: the counter counts
-    all pairs, and so do published figures that count attention at all."""
+    """Every query against every key, and the weighted sum of the values, e wide. Causal or not, windowed
+    or not: all pairs are counted, as in published figures that count attention at all."""
     n, m, w = load.rows * t, load.rows * s, load.width
     pairs = load.rows * h * t * s
     # Queries, keys, values and output, and a float32 for the sum of each row's weights.
