@@ -50,7 +50,8 @@ def test_blocks_equal_all_keys(given, additive, dtype):
     parameters += [] if w is None else [w]
     near = lower(mask, t, t, device=torch.device("cpu"), dtype=dtype)
     dense = lower_densely(mask, t, t, device=torch.device("cpu"), dtype=dtype)
-    assert near.near is not None and dense.near is None
+    assert near.near is not None
+    assert dense.near is None
     direction = torch.randn(B, H, t, E, dtype=dtype)
     outs = [attend(*parameters[:3], how, scale=0.37, w=w) for how in (near, dense)]  # type: ignore[arg-type]
     grads = [torch.autograd.grad((out * direction).sum(), parameters) for out in outs]
@@ -127,5 +128,6 @@ def test_cost_grows_with_the_length(causal):
             hidden(model, ids)
         flops.append(counter.get_total_flops())
         largest.append(tensors.numel)
-    assert flops[1] == 2 * flops[0] and flops[2] == 4 * flops[0]
+    assert flops[1] == 2 * flops[0]
+    assert flops[2] == 4 * flops[0]
     assert largest[2] == 2 * largest[1] == 4 * largest[0]

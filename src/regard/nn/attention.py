@@ -180,7 +180,8 @@ def attend_near(
 ) -> Float[Tensor, "B H T E"]:
     """Queries that look only near by: each block of them is a row of its own, with the keys around it."""
     near, b, t = mask.near, q.shape[0], q.shape[2]
-    assert near is not None and mask.bias is not None
+    assert near is not None
+    assert mask.bias is not None
     spare = -t % near.size
     n = (t + spare) // near.size
     q = F.pad(q, (0, 0, 0, spare)).unflatten(2, (n, -1)).transpose(1, 2).flatten(0, 1)  # (B n, H, Q, D)
