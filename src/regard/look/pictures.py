@@ -51,8 +51,8 @@ def save(path: str | Path, draw: Callable[..., Figure], *what: Any) -> Path:
         figure = draw(*what)
         with drafted(path) as draft:
             # The best compression would take as long as all the rest.
-            quick = {"pil_kwargs": {"compress_level": 3}} if path.suffix == ".png" else {}
-            figure.savefig(draft, format=path.suffix[1:], dpi=DPI, **quick)
+            how: dict[str, Any] = {"pil_kwargs": {"compress_level": 3}} if path.suffix == ".png" else {}
+            figure.savefig(draft, format=path.suffix[1:], dpi=DPI, **how)
     return path
 
 

@@ -122,8 +122,8 @@ def downsampled(weights: Float[NDArray, "H T S"], most: int) -> Float[NDArray, "
     sum to 1.
 
     >>> downsampled(np.array([[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]]]), 2)
-    array([[[0.5 , 0.5 ],
-            [0.  , 1.  ]]])
+    array([[[0.5, 0.5],
+            [0. , 1. ]]])
     """
     _, t, s = weights.shape
     if s > most:
