@@ -85,7 +85,8 @@ class Looks:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
-    """One attention layer over one input: its name ("decoder.0.cross"), who looks, and who is looked at."""
+    """One attention layer over one input: its name ("decoder.0.cross"), who looks, and who is looked at. A decoder
+    looks at itself from the token that it reads, and at a source for the token that it writes, which name the rows."""
 
     name: str
     rows: tuple[str, ...]
@@ -287,7 +288,7 @@ def attention(
     >>> seen.names
     ('decoder.0.cross', 'decoder.1.cross')
     >>> seen.layers[0].rows, seen.layers[0].columns
-    (('<s>', '<0x6F>', '<0x68>'), ('<0x61>', '<0x68>', '</s>'))
+    (('<0x6F>', '<0x68>', '</s>'), ('<0x61>', '<0x68>', '</s>'))
     """
     names = chosen(model, layers)
     inputs = read(model, given, target, writes=any(name.startswith("decoder.") for name in names))
@@ -310,8 +311,8 @@ def attention(
 
 
 def _layer(name: str, inputs: Inputs, attended: Attended) -> Layer:
-    rows = inputs.names[_tower(name)]
-    columns = inputs.names["encoder"] if name.endswith(".cross") else rows
+    sides = ("written", "encoder") if name.endswith(".cross") else (_tower(name), _tower(name))
+    rows, columns = (inputs.names[side] for side in sides)
     return Layer(name=name, rows=rows, columns=columns, attended=attended)
 
 
