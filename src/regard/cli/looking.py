@@ -20,8 +20,8 @@ def look(
         str,
         typer.Argument(
             metavar="WHAT",
-            help="A model: a run directory, a name (en-de), a Hugging Face directory. Or a lesson: scaling, positions"
-            " [MODEL], masks, patches MODEL, merges MODEL WORD, curves RUN.",
+            help="A model: a run directory, a name (en-de), a Hugging Face directory. Or a lesson: scaling,"
+            " complexity, positions [MODEL], masks, patches MODEL, merges MODEL WORD, curves RUN.",
         ),
     ],
     given: Annotated[
@@ -104,6 +104,13 @@ def _scaling(given: list[str]) -> Any:
     return scaling()
 
 
+def _complexity(given: list[str]) -> Any:
+    from regard.look.complexity import complexity
+
+    _takes("complexity", given)
+    return complexity()
+
+
 def _positions(given: list[str]) -> Any:
     from regard.look.lessons import positions
 
@@ -151,6 +158,7 @@ def _takes(lesson: str, given: list[str], *names: str, least: int | None = None)
 
 LESSONS: dict[str, Callable[[list[str]], Any]] = {
     "scaling": _scaling,
+    "complexity": _complexity,
     "positions": _positions,
     "masks": _masks,
     "patches": _patches,
