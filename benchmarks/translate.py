@@ -172,6 +172,7 @@ CANDIDATES = {
     "cpu": {
         "regard float32": (ours, "float32"),
         "regard bfloat16": (ours, "bfloat16"),
+        "regard int8": (ours, "int8"),
         "transformers float32": (transformers, "float32"),
         "transformers bfloat16": (transformers, "bfloat16"),
         "ctranslate2 float32": (ctranslate2, "float32"),
@@ -192,6 +193,7 @@ RATIOS = [  # ours over a peer's
     ("regard float32", "transformers float32"),
     ("regard bfloat16", "transformers bfloat16"),
     ("regard bfloat16", "ctranslate2 int8"),
+    ("regard int8", "ctranslate2 int8"),
     ("regard float16", "transformers float16"),
     ("regard float16", "ctranslate2 float16"),
 ]

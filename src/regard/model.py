@@ -22,7 +22,7 @@ from regard.config import InputError, ModelConfig, Tokens
 from regard.data.tokenizer import Tokenizer
 from regard.decode.recorded import Recorder
 from regard.nn import Transformer, skeleton
-from regard.nn.packed import pack
+from regard.nn.packed import multiplies_int8, pack
 from regard.schema import suggest
 from regard.weights import read_weights
 
@@ -291,10 +291,13 @@ def load(
     parts = _parts(found)
     _check_tokenizers(found, parts)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    dtype = getattr(torch, precision or ("bfloat16" if place.type == "cuda" else "float32"))
+    if precision == "int8" and (place.type != "cpu" or not multiplies_int8()):
+        raise InputError(f"precision (int8): not on {place.type} here; leave it out, or take a CPU that can")
+    known = "float32" if precision == "int8" else precision
+    dtype = getattr(torch, known or ("bfloat16" if place.type == "cuda" else "float32"))
     net = parts.net.to(place, dtype).requires_grad_(False)
     if packed:
-        pack(net)
+        pack(net, int8=precision == "int8")
     return Model(net, parts.task, parts.tokenizer, parts.source_tokenizer, path=found, **parts.options)
 
 
