@@ -253,21 +253,19 @@ def test_an_image_is_in_the_report_with_its_rollout():
 
 # -- in a browser -----------------------------------------------------------------------------
 
-DRIVE = """
-const view = showAttention(document.getElementById("attention"), JSON.parse(document.getElementById("numbers").textContent));
+DRIVE = """((view) => {
 const told = [];
 const say = () => told.push(document.querySelector(".att-told").textContent);
 for (const [layer, head, row, column] of WHERE) { view.choose(layer, head); view.point(row, column); say(); }
 document.querySelector("[data-view=lines]").click(); view.point(1, null); say();
 const out = document.createElement("pre"); out.id = "out"; out.textContent = JSON.stringify(told); document.body.append(out);
-"""
+})(showAttention(root, told))"""
 
 
 def in_browser(report: str, where: list[list[int]], path) -> list[str]:
-    drive = DRIVE.replace("WHERE", json.dumps(where))
-    report = re.sub(
-        r'showAttention\(document.getElementById\("attention"\), .*\);\n(?=</script>)', lambda _: drive, report
-    )
+    call = "=> showAttention(root, told)"
+    assert report.count(call) == 1
+    report = report.replace(call, "=> " + DRIVE.replace("WHERE", json.dumps(where)))
     path.write_text(report, encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
     done = subprocess.run([CHROMIUM, *options, path.as_uri()], capture_output=True, text=True, timeout=120, check=True)

@@ -1,5 +1,5 @@
-/* Attention to be looked at, in a report by itself and in the page of regard serve: a grid of all heads, one head as a
-   heatmap or as lines between two rows of tokens, and an image under what looks at it.
+/* Attention to be looked at, in a report: a grid of all heads, one head as a heatmap or as lines between two rows of
+   tokens, and an image under what looks at it.
 
      showAttention(element, data, more)
 
