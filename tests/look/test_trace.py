@@ -5,7 +5,6 @@ import dataclasses
 import html.parser
 import itertools
 import json
-import shutil
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -367,18 +366,6 @@ def test_saved_as_a_picture_and_not_as_anything_else(tmp_path):
 
 # ---------------------------------------------------------------------------------------
 # In a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.skip("chromium is not installed")
-    with sync.sync_playwright() as play:
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-        yield (it := play.chromium.launch(executable_path=path, args=flags))
-        it.close()
 
 
 def opened(browser, path):
