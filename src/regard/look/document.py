@@ -33,8 +33,8 @@ def asset(name: str) -> str:
     return files("regard.look").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def document(title: str, body: str, *, views: Iterable[str], style: str = "") -> str:
-    """A page of some kinds of views, in whose body they are.
+def document(title: str, body: str, *, views: Iterable[str] = (), style: str = "") -> str:
+    """A page, and what the kinds of views need that are in its body.
 
     >>> page = document("Steps < leaps", view("stepper", {"steps": []}), views=["stepper"])
     >>> page.count("<title>Steps &lt; leaps</title>"), page.count("<script")
@@ -42,7 +42,6 @@ def document(title: str, body: str, *, views: Iterable[str], style: str = "") ->
     """
     views = list(views)
     styles = "".join(asset(f"{name}.css") for name in ("page", *views))
-    starts = ", ".join(f"{name}: (root, told) => {STARTS[name]}" for name in views)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -56,14 +55,19 @@ def document(title: str, body: str, *, views: Iterable[str], style: str = "") ->
 </head>
 <body>
 {body}
-<script type="module">
+{_script(views) if views else ""}</body>
+</html>
+"""
+
+
+def _script(views: Iterable[str]) -> str:
+    starts = ", ".join(f"{name}: (root, told) => {STARTS[name]}" for name in views)
+    return f"""<script type="module">
 {"".join(asset(f"{name}.js") for name in views)}
 const views = document.querySelectorAll("[data-shows]"), alone = views.length === 1;
 const start = {{ {starts} }};
 for (const root of views) start[root.dataset.shows](root, JSON.parse(root.firstElementChild.textContent));
 </script>
-</body>
-</html>
 """
 
 
