@@ -4,7 +4,7 @@ trained for longer, and a page with all of it.
 The data is made on the spot: number words of two languages ("four thousand two hundred and seventy-one" and
 "viertausendzweihunderteinundsiebzig"), which the library num2words spells. Everything else is the rooms at work:
 :func:`regard.data.prepare.prepare`, :func:`regard.train.loop.train`, :func:`regard.load`,
-:func:`regard.look.alignment.align`, :meth:`regard.Model.attention`, :func:`regard.look.trace.trace`.
+:func:`regard.look.alignment.align`, :meth:`regard.Model.attention`, :meth:`regard.Model.trace`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from regard.look.alignment import Alignment, align, aligning_head
 from regard.look.attention import Attention
 from regard.look.curves import curve
 from regard.look.document import document
-from regard.look.trace import Trace, trace
+from regard.look.trace import Trace
 from regard.model import SHIPPED, Model, load
 from regard.recipe import Recipe
 from regard.schema import InputError, from_dict, merge, suggest
@@ -335,7 +335,7 @@ def look_inside(model: Model, texts: dict[str, str], *, of: str) -> Inside:
     """What a translator looks at, by the names of the texts, and how it goes about one of them."""
     layer, head = aligning_head(model, [*texts.values()])
     maps = {name: align(model, text, layer=layer, head=head) for name, text in texts.items()}
-    return Inside(maps, model.attention(texts[of]), trace(model, texts[of], beam=BEAM))
+    return Inside(maps, model.attention(texts[of]), model.trace(texts[of], beam=BEAM))
 
 
 def translated() -> tuple[list[tuple[str, str]], Inside | None]:
@@ -387,14 +387,13 @@ h3 { font-size: 1rem; margin: .5rem 0 0; }
 body > p { max-width: 46rem; }
 figure { margin: 0; overflow-x: auto; }
 figcaption { color: var(--soft); font-size: .875rem; }
-table { border-collapse: collapse; justify-self: start; font-size: .9375rem; }
+table { border-collapse: collapse; justify-self: start; font-size: .875rem; }
 td, th { text-align: start; vertical-align: top; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line);
   overflow-wrap: anywhere; }
 th { color: var(--soft); font-size: .875rem; }
 .n { text-align: end; white-space: nowrap; }
 .maps { display: flex; flex-wrap: wrap; gap: 1.5rem 3rem; }
 .maps figure { max-width: 100%; }
-.maps svg { max-width: none; }
 .commands td:first-child { font: .875rem/1.6 var(--mono); }
 """
 

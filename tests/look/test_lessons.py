@@ -20,6 +20,7 @@ from regard.look.curves import curves
 from regard.look.filters import filters
 from regard.look.lessons import masks, positions
 from regard.look.merges import merges
+from regard.look.page import as_text
 from regard.schema import InputError
 from regard.train.loop import train
 from regard.train.run import Run
@@ -185,6 +186,23 @@ def test_look_at_a_translator(runs, tmp_path):
     assert list(table["changes"]) == ["decoder.0.cross", "decoder.1.cross"]
 
 
+def test_look_at_how_something_was_written(runs, tmp_path):
+    run = runs["translate"]
+    seen = regard.load(run, device="cpu").trace("red dog", beam=3)
+    given = (run, "red dog", "--beam", "3", "--device", "cpu")
+    assert said(*given, "--as", "steps") == f"{seen}\n"
+    assert said(*given, "--as", "tree") == f"{as_text(seen.tree(), width=120)}\n"
+    for view in ("tree", "steps"):
+        assert json.loads(said(*given, "--as", view, "--json")) == json.loads(json.dumps(seen.to_dict()))
+        for ending, begins in (("svg", b"<svg "), ("png", b"\x89PNG"), ("html", b"<!doctype html>")):
+            path = tmp_path / f"{view}.{ending}"
+            assert said(*given, "--as", view, "-o", path) == f"{path}\n"
+            assert path.read_bytes().startswith(begins)
+    [photo, *_] = sorted((runs["images"].parent / "valid").rglob("*.png"))
+    done = CliRunner().invoke(app, ["look", str(runs["images"]), str(photo), "--as", "tree"])
+    assert "was trained to classify, not to translate or generate or caption" in str(done.exception)
+
+
 def test_look_at_images(runs, tmp_path):
     run = runs["images"]
     [photo, *_] = sorted((run.parent / "valid").rglob("*.png"))
@@ -223,7 +241,15 @@ def test_lessons_from_the_command_line(runs, tmp_path):
         (["mask"], "look (mask) is neither a model nor a lesson; did you mean masks?"),
         (["en-de"], "en-de: what shall it look at? give a text, or the file of an image"),
         (["en-de", "a", "-o", "a.pdf"], "--out (a.pdf) must be a .html, .png or .svg file"),
-        (["en-de", "a", "--as", "tree", "-o", "a.png"], "--as (tree) must be grid, heatmap, lines or rollout"),
+        (
+            ["en-de", "a", "--as", "trees", "-o", "a.png"],
+            "--as (trees) must be grid, heatmap, lines, rollout, tree or steps",
+        ),
+        (["en-de", "a", "--as", "tree", "--head", "3"], "--head (3): goes with attention, not with --as tree"),
+        (["en-de", "a", "--as", "steps", "--ablate"], "--ablate (True): goes with attention, not with --as steps"),
+        (["en-de", "a", "--beam", "3"], "--beam (3): goes with --as tree or --as steps"),
+        (["en-de", "a", "b", "--as", "tree"], "text (tuple) must be one text"),
+        (["masks", "--as", "tree"], "--as (tree): goes with a model and an input, not with masks"),
         (["en-de", "a", "--as", "lines"], "--as (lines): is drawn; name a file: -o lines.png"),
         (["en-de", "a", "--ablate", "-o", "a.png"], "--ablate: is a table; leave out --out (a.png)"),
         (["masks", "a"], "regard look masks: takes nothing, not 1 (a)"),

@@ -5,6 +5,8 @@ import dataclasses
 import html.parser
 import itertools
 import json
+import math
+import re
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 from regard import Model, Transformer, recipe
 from regard.data.tokenizer import Tokenizer
 from regard.decode.translate import aligning_layer
+from regard.look.page import as_text, printable
 from regard.look.trace import trace
 from regard.look.tree import nodes
 from regard.schema import ConfigError, InputError
@@ -362,6 +365,56 @@ def test_saved_as_a_picture_and_not_as_anything_else(tmp_path):
     assert hostile(seen).save(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match=r"is \.svg, \.png or \.html"):
         seen.save(tmp_path / "a.gif")
+
+
+# ---------------------------------------------------------------------------------------
+# In a terminal
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_text_of_a_tree_has_every_way_that_was_alive(name, how):
+    _, seen, own = traced(name, how)
+    written, _, start, *lines, _, over = as_text(seen.tree(), width=10_000).splitlines()
+    assert written == f"written: {printable(own.text)}".rstrip()
+    assert over == f"over: {seen.over}"
+    leaves = [line for line in (start, *lines) if " ✗ " in line or re.search(r"  -?\d+\.\d\d(, the answer)?$", line)]
+    inner = {(t, way.parent) for t, step in enumerate(seen.steps) for way in step.ways}
+    whole = {(one.step, one.way, one.id) for one in seen.finished}
+    ends = {(step, way) for step, way, _ in whole}
+    dead = [(t, w.number) for t, s in enumerate(seen.steps) for w in s.ways if (t + 1, w.number) not in inner]
+    dead = [place for place in dead if place not in ends]
+    assert len(leaves) == len(whole) + len(dead)
+    assert sum(line.endswith(", the answer") for line in leaves) == len(
+        {(o.step, o.way, o.id) for o in seen.finished if o.answer}
+    )
+    tokens = sum(len({(way.parent, way.token, way.number) for way in step.ways}) for step in seen.steps[1:])
+    drawn = re.sub(r"[│├└─]| ✗ .*?$|  -?\d+\.\d\d(, the answer)?$", "", "\n".join((start, *lines)), flags=re.MULTILINE)
+    assert len(drawn.split()) == 1 + tokens + len(whole), "each token once"
+
+
+def test_a_step_of_a_table_is_a_line_for_every_way():
+    _, seen, _ = traced("stack", "beam", ends=0.0, beam=2)
+    told = as_text(seen, width=10_000)
+    rows = told.split("not with\n")[1].split("\n\nover: ")[0].splitlines()
+    ways = [(t, way) for t, step in enumerate(seen.steps) for way in step.ways]
+    assert len(rows) == len(ways)
+    for row, (t, way) in zip(rows, ways, strict=True):
+        assert (f"{t + 1} " in row[:5]) == (way is seen.steps[t].ways[0])
+        assert f" {way.total:.2f} " in row
+        pruned = [one for one in way.candidates if one.fate in ("pruned", "stopped")]
+        assert row.endswith(f"{pruned[0].token}: {pruned[0].why}")
+        for one in way.candidates:
+            if one.fate in ("taken", "ended", "cut"):
+                assert f"{one.token} {math.exp(one.logprob):.0%}" in row
+
+
+def test_hostile_names_stay_in_their_lines():
+    _, seen, _ = traced("stack", "several")
+    for told in (str(hostile(seen)), as_text(hostile(seen).tree())):
+        assert "\x1b" not in told
+        assert "\u202e" not in told
+        assert "[31m" in told or "<script>" in told
 
 
 # ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A search as a picture: the beam as a tree, and a page with the tree and a stepper.
+"""A search to be seen: the beam as a tree, a page with the tree and a stepper, and both as text for a terminal.
 
 Time goes to the right, in as many bands below each other as it takes; each way has a line of its own, and the best that
 it was not to go on with stand below it. What is the answer is bold, what went on solid, what was pruned pale and
@@ -8,11 +8,16 @@ dashed, with the reason under the pointer.
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
 
 from regard.files import write_text
 from regard.look import pictures
@@ -75,8 +80,7 @@ def nodes(trace: Trace) -> list[Node]:
             own = [line for line in free if line % (1 + below) == 0 and into is not None]
             line = min(own or free, key=lambda line: (abs(line - at) + 0.5 * (line < at), line))
             free.remove(line)
-            before = way.text if len(way.text) <= END else f"…{way.text[-END:]}"
-            title = f"{printable(before, END + 1)} + {printable(one.token, 80)}\n{_numbers(one)}\n{one.why}"
+            title = f"{_tail(way.text, END)} + {printable(one.token, 80)}\n{_numbers(one)}\n{one.why}"
             label, parent = printable(one.token, LETTERS), (t, at)
             if into is None:
                 label, answer = f"{label} {end.score:.2f}" if end else label, end is not None and end.answer
@@ -223,6 +227,73 @@ def _figure(trace: Trace) -> Figure:
                 x, y, plain(node.label), ha="center", va="center", fontsize=8, color=colour, weight=weight, bbox=box
             )
     return figure
+
+
+# ---------------------------------------------------------------------------------------
+# In a terminal
+
+
+def steps_page(trace: Trace) -> Group:
+    """A line for each way before each step: what it went on with, and the best of what it did not."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("step", "so far"):
+        table.add_column(name, justify="right")
+    for name, most in (("after", 20), ("went on with", 24), ("not with", None)):
+        table.add_column(name, max_width=most, overflow="fold")
+    for t, step in enumerate(trace.steps):
+        for i, way in enumerate(step.ways):
+            on = [one for one in way.candidates if one.fate in ("taken", "ended", "cut")]
+            left = [one for one in way.candidates if one not in on][:1]
+            table.add_row(
+                str(t + 1) if i == 0 else "",
+                f"{way.total:.2f}",
+                Text(_tail(way.text, 20)),
+                Text(", ".join(f"{printable(one.token, LETTERS)} {_share(one):.0%}" for one in on) or "-"),
+                Text("".join(f"{printable(one.token, LETTERS)}: {one.why}" for one in left), style="dim"),
+            )
+    return Group(_written(trace), table, Text(f"\nover: {trace.over}"))
+
+
+def tree_page(trace: Trace) -> Group:
+    """The ways as an indented tree: a line goes on until its way parts, ends, or is given up, and says why it was."""
+    root = Tree("")
+    said = [(root, [printable(trace.prompt[-1], LETTERS)])]  # of every branch, what is on its line
+    runs = {0: said[0]}
+    for t, step in enumerate(trace.steps):
+        then = {}
+        for way in step.ways:
+            branch, line = runs[way.number]
+            whole = {one.id: one for one in trace.finished if (one.step, one.way) == (t, way.number)}
+            on = [(one, into) for one in way.candidates for into in one.into or ((None,) if one.id in whole else ())]
+            for one, into in on:
+                run = (branch, line) if len(on) == 1 else (branch.add(""), [])
+                said += [run] if run[0] is not branch else []
+                run[1].append(printable(one.token, LETTERS))
+                if into is not None:
+                    then[into] = run
+                else:
+                    end = whole[one.id]
+                    run[1].append(f" {end.score:.2f}{', the answer' if end.answer else ''}")
+                    run[0].style = "bold" if end.answer else ""
+            if not on:
+                line.append(f" ✗ {printable(way.candidates[0].token, LETTERS)}: {way.candidates[0].why}")
+                branch.style = "dim"
+        runs = then
+    for branch, line in said:
+        branch.label = Text(" ".join(line))
+    return Group(_written(trace), root, Text(f"\nover: {trace.over}"))
+
+
+def _written(trace: Trace) -> Text:
+    return Text(f"written: {printable(trace.answer.text, 2_000)}\n")
+
+
+def _share(one: Candidate) -> float:
+    return math.exp(one.logprob) if one.share is None else one.share
+
+
+def _tail(text: str, most: int) -> str:
+    return printable(text if len(text) <= most else f"…{text[1 - most :]}")
 
 
 # ---------------------------------------------------------------------------------------
