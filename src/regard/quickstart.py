@@ -356,6 +356,11 @@ def tries(run: Path, source: str) -> list[tuple[str, str]]:
     return [
         (f'{regard} translate {run} "{words}"', "ask the model that was just trained"),
         (f'{regard} translate {SHIPPED_MODEL} "How much does this cost?"', "the one that comes with regard"),
+        (
+            f'{regard} look {SHIPPED_MODEL} "I read the book." --as tree',
+            "what it could have written, and why it did not",
+        ),
+        (f"{regard} serve {SHIPPED_MODEL}", "translate and look in a browser"),
         (f"{regard} quickstart --from de --to fr", "other languages"),
         (f'{regard} walk "I am a student"', "attention in six steps, with every number"),
         (f"{regard} train --help", "train on your own text; docs/train.md shows how"),
