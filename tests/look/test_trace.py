@@ -393,6 +393,17 @@ def test_the_text_of_a_tree_has_every_way_that_was_alive(name, how):
     assert len(drawn.split()) == 1 + tokens + len(whole), "each token once"
 
 
+def test_the_text_of_a_long_tree_is_not_indented_without_end():
+    model = build("windows", ends=-9.0)
+    seen = trace(model, "a dog", beam=3, max_new_tokens=401)
+    lines = as_text(seen.tree(), width=120).splitlines()[3:-2]
+    parted = sum(len(one.into) for step in seen.steps for way in step.ways for one in way.candidates)
+    assert max(len(re.match(r"[│├└─ \u00a0]*", line)[0]) for line in lines) == 4 * 17
+    assert max(map(len, lines)) <= 120
+    assert sum("✗" in line for line in lines) > 100, "all that was given up is there"
+    assert parted > 401
+
+
 def test_a_step_of_a_table_is_a_line_for_every_way():
     _, seen, _ = traced("stack", "beam", ends=0.0, beam=2)
     told = as_text(seen, width=10_000)

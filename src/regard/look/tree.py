@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from regard.look.trace import Candidate, Trace, Way
 
 LETTERS = 10  # of a token that are shown
+WORD, DEEPEST = 30, 16  # the same in a line of text, and how often that is indented
 END = 60  # letters of what was written before, under the pointer
 LETTER, GAP, ROW, HIGH = 7.6, 26, 23, 18  # pixels: a letter, between columns, a line, a box
 WIDE = 1_080  # of a band
@@ -248,39 +249,53 @@ def steps_page(trace: Trace) -> Group:
                 str(t + 1) if i == 0 else "",
                 f"{way.total:.2f}",
                 Text(_tail(way.text, 20)),
-                Text(", ".join(f"{printable(one.token, LETTERS)} {_share(one):.0%}" for one in on) or "-"),
-                Text("".join(f"{printable(one.token, LETTERS)}: {one.why}" for one in left), style="dim"),
+                Text(", ".join(f"{printable(one.token, WORD)} {_share(one):.0%}" for one in on) or "-"),
+                Text("".join(f"{printable(one.token, WORD)}: {one.why}" for one in left), style="dim"),
             )
     return Group(_written(trace), table, Text(f"\nover: {trace.over}"))
+
+
+class _Line(NamedTuple):
+    """A branch of the tree, what is written on its line, and the branch that those stand under that go on from it."""
+
+    branch: Tree
+    words: list[str]
+    home: Tree
+    depth: int
+
+    def parted(self) -> _Line:
+        """A line for one of several that go on; at the deepest they stand below each other, after dots."""
+        branch, flat = self.home.add(""), self.depth >= DEEPEST
+        return _Line(branch, ["…"] if flat else [], self.home if flat else branch, self.depth + 1)
 
 
 def tree_page(trace: Trace) -> Group:
     """The ways as an indented tree: a line goes on until its way parts, ends, or is given up, and says why it was."""
     root = Tree("")
-    said = [(root, [printable(trace.prompt[-1], LETTERS)])]  # of every branch, what is on its line
-    runs = {0: said[0]}
+    lines = [_Line(root, [printable(trace.prompt[-1], WORD)], root, 0)]
+    runs = {0: lines[0]}  # of the ways before a step
     for t, step in enumerate(trace.steps):
         then = {}
         for way in step.ways:
-            branch, line = runs[way.number]
+            line = runs[way.number]
             whole = {one.id: one for one in trace.finished if (one.step, one.way) == (t, way.number)}
             on = [(one, into) for one in way.candidates for into in one.into or ((None,) if one.id in whole else ())]
             for one, into in on:
-                run = (branch, line) if len(on) == 1 else (branch.add(""), [])
-                said += [run] if run[0] is not branch else []
-                run[1].append(printable(one.token, LETTERS))
+                run = line if len(on) == 1 else line.parted()
+                lines += [run] if run is not line else []
+                run.words.append(printable(one.token, WORD))
                 if into is not None:
                     then[into] = run
                 else:
                     end = whole[one.id]
-                    run[1].append(f" {end.score:.2f}{', the answer' if end.answer else ''}")
-                    run[0].style = "bold" if end.answer else ""
+                    run.words.append(f" {end.score:.2f}{', the answer' if end.answer else ''}")
+                    run.branch.style = "bold" if end.answer else ""
             if not on:
-                line.append(f" ✗ {printable(way.candidates[0].token, LETTERS)}: {way.candidates[0].why}")
-                branch.style = "dim"
+                line.words.append(f" ✗ {printable(way.candidates[0].token, WORD)}: {way.candidates[0].why}")
+                line.branch.style = "dim"
         runs = then
-    for branch, line in said:
-        branch.label = Text(" ".join(line))
+    for line in lines:
+        line.branch.label = Text(" ".join(line.words))
     return Group(_written(trace), root, Text(f"\nover: {trace.over}"))
 
 
