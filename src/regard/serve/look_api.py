@@ -1,0 +1,56 @@
+"""What is to be seen inside a model: for the page, and for whoever draws pictures of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+
+from regard.serve import views
+from regard.serve.app import REFUSALS, Hall, Served
+from regard.serve.bodies import Body, LookCaption, LookImage, LookNext, LookTokens, Seen
+from regard.serve.jobs_api import decoded
+
+
+def add(app: FastAPI, hall: Hall) -> None:
+    """Put the endpoints into an application."""
+
+    @app.get("/look/models", summary="The models being served: what each is, and where it attends.")
+    async def models() -> dict[str, Any]:
+        return {"models": [await asyncio.to_thread(_facts, served) for served in hall.served.values()]}
+
+    @app.post("/look/tokens", summary="The tokens of a text as a model reads it.", responses=REFUSALS)
+    async def tokens(body: LookTokens) -> Seen:
+        served = hall.find(body.model)
+        hall.check([body.text])
+        return Seen(model=served.name, **await asyncio.to_thread(views.tokens, served.model, body.text))
+
+    @app.post("/look/next", summary="The likeliest tokens after a prompt.", responses=REFUSALS)
+    async def next_tokens(request: Request, body: LookNext) -> Seen:
+        served = hall.find(body.model)
+        served.model.check_task("generate")
+        hall.check([body.prompt])
+        return await look(request, body, views.next_tokens, body.prompt, **body.options("prompt"))
+
+    @app.post("/look/rollout", summary="What of an image reaches a model's answer.", responses=REFUSALS)
+    async def rollout(request: Request, body: LookImage) -> Seen:
+        return await look(request, body, views.rolled_out, decoded(body.image))
+
+    @app.post("/look/caption", summary="Where a captioner looked to write each word.", responses=REFUSALS)
+    async def caption(request: Request, body: LookCaption) -> Seen:
+        served = hall.find(body.model)
+        served.model.check_task("caption")
+        hall.check([body.text or ""])
+        return await look(request, body, views.glimpses, decoded(body.image), **body.options("image"))
+
+    async def look(request: Request, body: Body, what: Callable[..., Any], given: Any, **options: Any) -> Seen:
+        served = hall.find(body.model)
+        job = views.Looking(what, given, model=served.model, **options)
+        [seen] = await hall.work(request, served, lambda: job)
+        return Seen(model=served.name, **seen)
+
+
+def _facts(served: Served) -> dict[str, Any]:
+    return {"name": served.name, **served.facts, "chat": served.chat is not None}

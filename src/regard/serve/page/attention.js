@@ -1,0 +1,258 @@
+// Who looks at whom: as a matrix, as lines between two columns of tokens, and with pickers for layer and head.
+
+import { arrows, ask, chip, choice, colour, counted, drawn, h, lately, percent, s, shade, short, tell } from "./dom.js";
+
+const MOST_LINES = 1500;
+const FAINT = 0.02; // shares below are no lines
+
+/** A matrix of shares: rows look at columns. Arrow keys and the pointer go from cell to cell. */
+export function matrix({ rows, columns, weights, hue = "read", label, say, scale = 1 }) {
+  const canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": label });
+  const box = h("div", { class: "scroll" }, canvas);
+  const readout = h("p", { class: "readout", "aria-live": "polite" });
+  const whole = h("div", { class: "matrix" }, box, readout);
+  const font = "12px " + colour("mono");
+  let at = null;
+  let place; // cell size, and where the cells begin
+
+  function draw() {
+    const pen = canvas.getContext("2d");
+    pen.font = font;
+    const wide = (names) => Math.min(130, Math.max(...names.map((name) => pen.measureText(short(name, 18)).width), 8));
+    const left = wide(rows) + 8;
+    const above = 0.77 * wide(columns) + 14;
+    const beyond = 0.64 * wide(columns.slice(-3));
+    const cell = Math.max(3, Math.min(30, Math.floor((box.clientWidth - left - beyond - 2) / columns.length)));
+    const width = left + cell * columns.length + beyond + 2;
+    const height = above + cell * rows.length + 2;
+    const dense = Math.max(1, Math.ceil(11 / cell)); // every so many have room for a name
+    const ratio = devicePixelRatio;
+    canvas.width = width * ratio;
+    canvas.height = height * ratio;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    pen.scale(ratio, ratio);
+    pen.font = font;
+    place = { left, above, cell };
+    pen.fillStyle = colour("ink");
+    pen.textBaseline = "middle";
+    columns.forEach((name, j) => {
+      if (j % dense && j !== at?.[1]) return;
+      pen.save();
+      pen.translate(left + cell * (j + 0.5), above - 5);
+      pen.rotate((-50 * Math.PI) / 180);
+      pen.globalAlpha = at && at[1] !== j ? 0.55 : 1;
+      pen.fillText(short(name, 18), 0, 0);
+      pen.restore();
+    });
+    pen.textAlign = "right";
+    rows.forEach((name, i) => {
+      if (i % dense && i !== at?.[0]) return;
+      pen.globalAlpha = at && at[0] !== i ? 0.55 : 1;
+      pen.fillText(short(name, 18), left - 6, above + cell * (i + 0.5));
+    });
+    pen.globalAlpha = 1;
+    pen.textAlign = "left";
+    const gap = cell > 8 ? 1 : 0;
+    pen.fillStyle = colour("paper");
+    pen.fillRect(left, above, cell * columns.length, cell * rows.length);
+    pen.fillStyle = colour(hue);
+    weights.forEach((row, i) =>
+      row.forEach((share, j) => {
+        pen.globalAlpha = shade(share / scale);
+        pen.fillRect(left + cell * j + gap, above + cell * i + gap, cell - 2 * gap, cell - 2 * gap);
+      }),
+    );
+    pen.globalAlpha = 1;
+    if (at) {
+      pen.strokeStyle = colour("ink");
+      pen.lineWidth = 1.5;
+      pen.strokeRect(left + cell * at[1], above + cell * at[0], cell, cell);
+    }
+  }
+
+  function go(i, j) {
+    at = i === null ? null : [i, j];
+    draw();
+    readout.textContent = at ? say(i, j) : "";
+  }
+
+  canvas.addEventListener("pointermove", (event) => {
+    if (!place) return;
+    const { x, y } = canvas.getBoundingClientRect();
+    const j = Math.floor((event.clientX - x - place.left) / place.cell);
+    const i = Math.floor((event.clientY - y - place.above) / place.cell);
+    if (!(i in rows) || !(j in columns)) return at && (go(null), tell(""));
+    if (at?.[0] !== i || at?.[1] !== j) go(i, j);
+    tell(say(i, j), event.clientX, event.clientY);
+  });
+  canvas.addEventListener("pointerleave", () => (go(null), tell("")));
+  canvas.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const [i, j] = at ? [at[0] + step[0], at[1] + step[1]] : [0, 0];
+    go(Math.max(0, Math.min(rows.length - 1, i)), Math.max(0, Math.min(columns.length - 1, j)));
+  });
+  drawn(box, draw);
+  return whole;
+}
+
+/** Two columns of tokens and lines between them, the thicker the more. One row at a time, where one is chosen. */
+export function web({ rows, columns, weights, row = "read", column = "read", label, say }) {
+  const HIGH = 24;
+  const side = (names, kind, props) => h("ol", props, names.map((name) => h("li", {}, chip(name, { class: kind, tip: name }))));
+  const left = side(rows, row, { tabindex: "0", "aria-label": `${label}: who looks` });
+  const right = side(columns, column, { "aria-label": `${label}: what at` });
+  const lines = s("svg", { "aria-hidden": "true" });
+  const readout = h("p", { class: "readout", "aria-live": "polite" });
+  const box = h("div", { class: `web ${row}` }, left, lines, right);
+  const [asks, answers] = [left, right].map((list) => [...list.querySelectorAll(".tok")]);
+  let now = -1;
+
+  function draw() {
+    const width = lines.clientWidth || 120;
+    lines.setAttribute("height", String(HIGH * Math.max(rows.length, columns.length)));
+    let all = weights.flatMap((shares, i) => (now >= 0 && now !== i ? [] : shares.map((share, j) => [share, i, j])));
+    all = all.filter(([share]) => share >= FAINT).sort((a, b) => b[0] - a[0]).slice(0, MOST_LINES).reverse();
+    lines.replaceChildren(
+      ...all.map(([share, i, j]) => {
+        const [from, to] = [HIGH * (i + 0.5), HIGH * (j + 0.5)];
+        const d = `M0 ${from}C${0.4 * width} ${from} ${0.6 * width} ${to} ${width} ${to}`;
+        const line = s("path", { d, "stroke-opacity": shade(share).toFixed(3) });
+        line.style.strokeWidth = String(0.6 + 3 * share);
+        return line;
+      }),
+    );
+    asks.forEach((token, i) => token.classList.toggle("on", i === now));
+    answers.forEach((token, j) => {
+      const share = now < 0 ? 0 : weights[now][j];
+      token.style.boxShadow = share >= FAINT ? `inset 0 -3px 0 color-mix(in srgb, ${colour(row)} ${Math.round(100 * shade(share))}%, transparent)` : "";
+    });
+    const best = now < 0 ? [] : weights[now].map((share, j) => [share, j]).sort((a, b) => b[0] - a[0]).slice(0, 3);
+    readout.textContent = best.map(([, j]) => say(now, j)).join(" · ");
+  }
+
+  const go = (i) => i !== now && ((now = i), draw());
+  left.addEventListener("pointerover", (event) => go(asks.indexOf(event.target.closest(".tok"))));
+  left.addEventListener("pointerleave", () => document.activeElement !== left && go(-1));
+  left.addEventListener("click", (event) => go(asks.indexOf(event.target.closest(".tok"))));
+  left.addEventListener("blur", () => go(-1));
+  arrows(left, () => now, rows.length, (to) => (go(to), asks[to].scrollIntoView({ block: "nearest" })));
+  drawn(box, draw);
+  return h("div", {}, h("div", { class: "scroll" }, box), readout);
+}
+
+/** A bar from nothing to all, in the shades that a matrix has. */
+export function ramp(hue = "read") {
+  const bar = h("i");
+  const draw = () => {
+    const stops = [0, 0.05, 0.1, 0.25, 0.5, 0.75, 1];
+    const shades = stops.map((share) => `color-mix(in srgb, ${colour(hue)} ${100 * shade(share)}%, ${colour("paper")}) ${100 * share}%`);
+    bar.style.background = `linear-gradient(90deg, ${shades.join(", ")})`;
+  };
+  drawn(bar, draw);
+  return h("span", { class: "ramp" }, "0", bar, "100 %");
+}
+
+/** Base64 of bytes, a square of them, as a small picture. */
+function thumb(data, [height, width], hue) {
+  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+  const canvas = h("canvas", { width: width, height: height, "aria-hidden": "true" });
+  const draw = () => {
+    const pen = canvas.getContext("2d");
+    pen.clearRect(0, 0, width, height);
+    pen.fillStyle = colour(hue);
+    bytes.forEach((byte, i) => {
+      pen.globalAlpha = shade(byte / 255);
+      pen.fillRect(i % width, Math.floor(i / width), 1, 1);
+    });
+  };
+  return drawn(canvas, draw);
+}
+
+// -- pickers ------------------------------------------------------------------------------
+
+const KINDS = {
+  "encoder.self": "encoder", "decoder.self": "decoder", "decoder.cross": "decoder, at what was read", "text.self": "text",
+};
+
+/** Layers by what they are: { "encoder.self": ["encoder.0.self", ...] }. */
+export function layers(model) {
+  const found = {};
+  for (const { tower, layers } of model.attention)
+    for (const layer of layers) (found[`${tower}.${layer.split(".")[1]}`] ??= []).push(`${tower}.${layer}`);
+  return found;
+}
+
+/** What a layer's rows and columns are: read or written. */
+export function sides(model, layer) {
+  if (model.shape !== "encoder-decoder" || layer.startsWith("encoder")) return ["read", "read"];
+  return layer.endsWith("cross") ? ["write", "read"] : ["write", "write"];
+}
+
+/** The attention of a model: `given()` says to what, or null where there is nothing yet. Returns [element, refresh]. */
+export function attention(model, given, { title = "What it looks at", layer: first = null } = {}) {
+  const known = layers(model);
+  const kinds = Object.keys(known).filter((kind) => kind in KINDS);
+  const last = known["decoder.cross"] ?? known[kinds.at(-1)];
+  let layer = first; // null: the server's choice
+  let head = null;
+  let look = "lines";
+  const problem = h("p", { class: "bad", role: "status" });
+  const pickers = h("div");
+  const heads = h("fieldset", { class: "heads", "aria-label": "Head" });
+  const view = h("div");
+  const note = h("span", { class: "note" });
+  const looks = choice("Drawn as", [["lines", "Lines"], ["matrix", "Matrix"]], look, (to) => ((look = to), show()));
+  const box = h("details", { class: "card", open: true }, h("summary", {}, title), pickers, heads, h("div", { class: "row" }, looks, note, h("span", { class: "space" }), ramp()), problem, view);
+  let seen = null;
+
+  if (!last) return [h("div", { hidden: true }), () => {}];
+
+  function pick() {
+    pickers.replaceChildren(
+      ...kinds.map((kind) => {
+        const options = known[kind].map((name) => [name, String(Number(name.split(".")[1]) + 1)]);
+        return h("div", { class: "row" }, h("span", { class: "legend" }, KINDS[kind]), choice(`Layer, ${KINDS[kind]}`, options, seen.layer, (to) => ((layer = to), (head = null), refresh.now())));
+      }),
+    );
+    const [hue] = sides(model, seen.layer);
+    const name = `head${seen.layer}`;
+    const radio = (of, label, picture) =>
+      h("label", { tip: label }, h("input", { type: "radio", name, value: String(of), checked: of === seen.head, "aria-label": label, onchange: () => ((layer = seen.layer), (head = of), refresh.now()) }), picture, of === "mean" ? "mean" : String(of + 1));
+    const held = heads.contains(document.activeElement);
+    heads.replaceChildren(
+      ...seen.thumbs.map((data, i) => radio(i, `Head ${i + 1}`, thumb(data, seen.thumb, hue))),
+      ...(seen.thumbs.length > 1 ? [radio("mean", "Mean of all heads", thumb(seen.mean, seen.thumb, hue))] : []),
+    );
+    if (held) heads.querySelector(":checked")?.focus();
+  }
+
+  function show() {
+    const [row, column] = sides(model, seen.layer);
+    const { rows, columns, weights } = seen;
+    const say = (i, j) => `${short(rows[i], 30)} → ${short(columns[j], 30)}: ${percent(weights[i][j])}`;
+    const label = `Attention of layer ${seen.layer}, ${seen.head === "mean" ? "all heads" : `head ${seen.head + 1}`}`;
+    view.replaceChildren((look === "lines" ? web : matrix)({ rows, columns, weights, row, column, hue: row, label, say }));
+    const [r, c] = seen.block;
+    note.textContent = Math.max(r, c) > 1 ? `${counted(seen.size[0], "token")}: a row is ${r}, a column ${c} of them, with the strongest look` : "";
+  }
+
+  const work = async (signal) => {
+    const what = given();
+    if (!what || !box.open) return;
+    view.classList.add("stale");
+    try {
+      seen = await ask("look/attention", { model: model.name, ...what, layer, head: head === "mean" ? null : head, mean: head === "mean" }, signal);
+      problem.textContent = "";
+      pick();
+      show();
+    } finally {
+      view.classList.remove("stale");
+    }
+  };
+  const refresh = lately(work, (line) => (problem.textContent = line), 120);
+  box.addEventListener("toggle", () => box.open && refresh.now());
+  return [box, refresh];
+}

@@ -1,0 +1,160 @@
+"""What can be seen of a model, as plain values ready for JSON: facts, tokens, the next token, looks at an image.
+
+Each is a job of the engine's thread like any other (:class:`Looking`). Nothing here knows of HTTP, and nothing is
+computed that :mod:`regard.look` or a model's own jobs could answer.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from regard.config import Tokens
+from regard.data.tokenizer import Tokenizer
+from regard.decode import generate as generation
+from regard.decode.settings import Decoding
+from regard.encode import images as pictures
+from regard.encode import rows
+from regard.encode.fill import MASK, ids_with_gaps
+from regard.look.caption import map_caption
+from regard.look.patches import rollout
+from regard.model import Model
+from regard.serve.jobs import Reading
+
+QUALITY = 88  # of JPEG, for a photo that is shown again
+
+
+class Looking(Reading):
+    """Looks at some inputs, one after the other. Between two steps of what is written there is no more than one job of
+    this kind, for it may take a while."""
+
+    def __init__(self, look: Callable[..., Any], *inputs: Any, model: Model, **options: Any):
+        super().__init__(inputs, lambda inputs: [look(model, one, **options) for one in inputs])
+        self.key = id(self)
+
+
+def facts(model: Model) -> dict[str, Any]:
+    """What a model is: enough to know which views it has."""
+    towers = {
+        name: tower for name in ("encoder", "decoder", "text") if (tower := getattr(model.config, name)) is not None
+    }
+    return {
+        "task": model.task,
+        "shape": model.config.shape,
+        "parameters": model.n_parameters,
+        "text": model.has_tokenizer,
+        "images": pictures.reads_images(model),
+        "labels": list(model.labels),
+        "vocabulary": len(model.tokenizer) if model.has_tokenizer else None,
+        "longest": model.context if model.task == "generate" else model.longest,
+        "attention": [
+            {"tower": name, "layers": layers, "heads": getattr(towers[name], "n_heads", 1)}  # 1: a recurrent one
+            for name, layers in model.net.attention_layers().items()
+            if layers
+        ],
+    }
+
+
+# ---------------------------------------------------------------------------------------
+# Text
+
+
+def tokens(model: Model, text: str) -> dict[str, Any]:
+    """The tokens of a text as a model reads it, special ones among them."""
+    config = model.config
+    if isinstance((config.text or config.encoder or config.last).input, Tokens):
+        reads, (before, after) = rows.tokenizer(model), rows.marks(model)
+    else:  # it writes text, and reads none
+        reads, before, after = model.tokenizer, [], [model.tokenizer.end]
+    ids = [*before, *_ids(model, reads, text), *after]
+    special = [True] * len(before) + [False] * (len(ids) - len(before) - len(after)) + [True] * len(after)
+    return {"ids": ids, "tokens": [reads.token(id) for id in ids], "special": special}
+
+
+def _ids(model: Model, reads: Tokenizer, text: str) -> list[int]:
+    if model.task == "tag":
+        return [id for word in reads.encode_words(text.split()) for id in word] if text.strip() else []
+    if model.task == "fill" and MASK in text:
+        return ids_with_gaps(reads, text)
+    return reads.encode(text)
+
+
+@torch.inference_mode()
+def next_tokens(model: Model, prompt: str, *, top: int, temperatures: Sequence[float] = ()) -> dict[str, Any]:
+    """The likeliest tokens after a prompt with their logits, and for each temperature what all others come to together,
+    the logarithm of the sum of their powers of e. From that the share of each token follows at those temperatures,
+    whatever top_k or top_p: nobody has to ask again."""
+    model.check_task("generate")
+    given, writes = generation.Given(model, prompt, 1, (), 1), model.tokenizer
+    asked = generation.asked(model, [given], [Decoding()])
+    logits = model.net.logits(model.net.decode(asked["prompt"]).hidden[:, -1:])[0, 0].float()
+    logits = logits[: len(writes)].index_fill(0, torch.tensor(asked["never"], device=logits.device), -torch.inf)
+    best = logits.topk(min(top, int(logits.isfinite().sum())))
+    others = logits.index_fill(0, best.indices, -torch.inf)
+    begins, ids = not writes.decode(given.ids), best.indices.tolist()
+    return {
+        "read": len(given.ids),
+        "dropped": given.dropped,
+        "vocabulary": int(logits.isfinite().sum()),
+        "ids": ids,
+        "tokens": [writes.token(id) for id in ids],
+        "texts": [_text(writes.piece(id, first=begins)) for id in ids],
+        "ends": [id in model.ends for id in ids],
+        "logits": best.values.tolist(),
+        "rest": [_finite(float((others / t).logsumexp(0))) for t in temperatures],
+    }
+
+
+def _text(piece: bytes) -> str | None:
+    """What a token adds; None where it is a part of a character, or nothing."""
+    try:
+        return piece.decode() or None
+    except UnicodeDecodeError:
+        return None
+
+
+def _finite(number: float) -> float | None:
+    return number if number > -float("inf") else None  # JSON knows no infinity
+
+
+# ---------------------------------------------------------------------------------------
+# Images
+
+
+def matched(model: Model, image: bytes, *, texts: Sequence[str], templates: Sequence[str]) -> dict[str, Any]:
+    """How well an image fits each of some texts."""
+    found = model.match([image], texts, templates)
+    return {"probabilities": found.probabilities[0].tolist(), "cosines": found.cosines[0].tolist()}
+
+
+def drawn(model: Model, text: str, **options: Any) -> list[dict[str, Any]]:
+    """Images of a text, as base64 of PNG."""
+    [drawings] = model.draw([text], **options)
+    return [{"image": as_base64(one.image, "PNG"), "score": one.score} for one in drawings]
+
+
+def rolled_out(model: Model, image: bytes) -> dict[str, Any]:
+    """The share of each patch in what a model's head reads, and the image as it was shown to it."""
+    seen = rollout(model, image)
+    return {"weights": seen.weights.tolist(), "image": as_base64(seen.picture, "JPEG")}
+
+
+def glimpses(model: Model, image: bytes, *, text: str | None = None, **where: Any) -> dict[str, Any]:
+    """Where a captioner looked to write each word, and the image as it was shown to it."""
+    seen = map_caption(model, image, text, **where)
+    return {**seen.to_dict(), "image": as_base64(seen.image, "JPEG")}
+
+
+def as_base64(image: NDArray[Any], kind: str) -> str:
+    """A file of an image."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    shown = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+    shown.save(file, kind, **({"quality": QUALITY} if kind == "JPEG" else {}))
+    return base64.b64encode(file.getvalue()).decode()
