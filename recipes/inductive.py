@@ -21,18 +21,18 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
-from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
 from digits import write_idx
+from sizes import MANY, SIZES, Figures, blank, keep, over_sizes, read_figures
 
 from regard import recipe as recipes
 from regard.data.image_readers import read_idx
 from regard.data.prepare import prepare
 from regard.data.readers import File
 from regard.evaluate.shots import COLOURS, MARKS
-from regard.files import drafted, write_text
+from regard.files import write_text
 from regard.model import Model
 from regard.nn import skeleton
 from regard.train.loop import train
@@ -47,13 +47,11 @@ NAMES = {
 }
 # A colour for each kind; dashes for what was pre-trained.
 LOOKS = {
-    "vit": (COLOURS[0], "-", MARKS[0]),
-    "cnn": (COLOURS[5], "-", MARKS[1]),
-    "turned-vit": (COLOURS[0], "--", MARKS[0]),
-    "turned-cnn": (COLOURS[5], "--", MARKS[1]),
+    "vit": {"color": COLOURS[0], "linestyle": "-", "marker": MARKS[0]},
+    "cnn": {"color": COLOURS[5], "linestyle": "-", "marker": MARKS[1]},
+    "turned-vit": {"color": COLOURS[0], "linestyle": "--", "marker": MARKS[0]},
+    "turned-cnn": {"color": COLOURS[5], "linestyle": "--", "marker": MARKS[1]},
 }
-SIZES = [100, 300, 1_000, 3_000, 10_000, 0]  # 0: all there are
-MANY = 3_000  # up to here a set is drawn, and trained on, several times
 FEWEST_STEPS = 500
 
 
@@ -118,7 +116,7 @@ def pretrained(recipe: recipes.Recipe, learned: Images, held_out: Images, run: P
     return opened_to_tune(run)
 
 
-def figures(name: str, args: argparse.Namespace) -> dict[str, list[float]]:
+def figures(name: str, args: argparse.Namespace) -> Figures:
     """The accuracies for each number of labelled images."""
     kind = name.removeprefix("turned-")
     recipe = recipes.read(Path(__file__).parent / f"inductive-{kind}.toml", args.set)
@@ -126,7 +124,7 @@ def figures(name: str, args: argparse.Namespace) -> dict[str, list[float]]:
     config = recipes.model_config(recipe.model, vocab_size=0, n_labels=10, images=recipe.data.images)
     print(f"{NAMES[name]}: {skeleton(config).n_parameters():,} parameters", flush=True)
     given = pretrained(recipe, learned, held_out, args.folder / name) if name != kind else None
-    found: dict[str, list[float]] = {}
+    found: Figures = {}
     for size in args.sizes:
         n = size or len(learned.labels)
         how = shortened(recipe.train, n / len(learned.labels))
@@ -139,33 +137,14 @@ def figures(name: str, args: argparse.Namespace) -> dict[str, list[float]]:
     return found
 
 
-def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
+def draw(found: dict[str, Figures], path: Path) -> None:
     """Accuracy over the number of labelled images, a line for each, from its worst run to its best."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
-    for name, of_sizes in found.items():
-        colour, dashes, mark = LOOKS[name]
-        x = [int(n) for n in of_sizes]
-        axes.fill_between(x, [*map(min, of_sizes.values())], [*map(max, of_sizes.values())], color=colour, alpha=0.12)
-        means = [mean(values) for values in of_sizes.values()]
-        axes.plot(x, means, dashes, color=colour, marker=mark, markersize=5, linewidth=1.5, label=NAMES[name])
-    ticks = sorted({int(n) for of_sizes in found.values() for n in of_sizes})
-    axes.set_xscale("log")
-    axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
-    axes.minorticks_off()
+    figure, axes = blank()
+    over_sizes(axes, found, LOOKS, NAMES, shade=0.12)
     axes.set_xlabel("labelled images")
     axes.set_ylabel("accuracy on held-out Fashion-MNIST, %")
     axes.legend(frameon=False, loc="lower right")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
-    axes.set_axisbelow(True)
-    with drafted(path) as file:
-        figure.savefig(file, dpi=150, format="png")
-    plt.close(figure)
+    keep(figure, path)
 
 
 def main() -> None:
@@ -182,9 +161,7 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     for name in args.names:
         write_text(args.folder / f"{name}.json", json.dumps(figures(name, args), indent=2) + "\n")
-    there = {name: args.folder / f"{name}.json" for name in NAMES}
-    found = {name: json.loads(file.read_text()) for name, file in there.items() if file.exists()}
-    if found:
+    if found := read_figures(args.folder, NAMES):
         draw(found, args.folder / "inductive.png")
 
 

@@ -18,12 +18,13 @@ import tempfile
 from pathlib import Path
 from statistics import mean
 
+from sizes import MANY, SIZES, Figures, blank, keep, over_sizes, read_figures
+
 from regard import recipe as recipes
 from regard.data.prepare import prepare
 from regard.data.readers import Corpus
 from regard.data.tokenizer import Tokenizer
 from regard.evaluate.shots import COLOURS, MARKS
-from regard.files import drafted
 from regard.model import Model
 from regard.train.loop import train
 from regard.train.tune import opened_to_tune, tokenizers
@@ -31,9 +32,7 @@ from regard.train.watch import Watch
 
 NAMES = {"scratch": "from scratch", "bert": "from our BERT", "minilm": "from MiniLM"}
 RECIPES = {"scratch": "sst-2.toml", "bert": "sst-2-bert.toml", "minilm": "sst-2-minilm.toml"}
-LOOKS = {name: (COLOURS[i], MARKS[i]) for name, i in (("scratch", 0), ("bert", 5), ("minilm", 4))}
-SIZES = [100, 300, 1_000, 3_000, 10_000, 0]  # 0: all there are
-MANY = 3_000  # up to here a set is drawn, and trained on, several times
+LOOKS = {name: {"color": COLOURS[i], "marker": MARKS[i]} for name, i in (("scratch", 0), ("bert", 5), ("minilm", 4))}
 TIMES = 3
 FEWEST_STEPS = 200
 
@@ -68,7 +67,7 @@ def accuracy(
         return 100 * [line["accuracy"] for line in run.lines() if line["kind"] == "valid"][-1]
 
 
-def figures(name: str, model: str | None, sizes: list[int], changes: list[str]) -> dict[str, list[float]]:
+def figures(name: str, model: str | None, sizes: list[int], changes: list[str]) -> Figures:
     """The accuracies for each number of labelled phrases."""
     recipe = recipes.read(Path(__file__).parent / RECIPES[name], changes)
     phrases: Phrases = [row.values for row in Corpus(recipe.data, recipe.data.train).rows()]  # type: ignore[misc]
@@ -77,7 +76,7 @@ def figures(name: str, model: str | None, sizes: list[int], changes: list[str]) 
         tokens = {"tokenizer.json": Tokenizer.train([text for text, _ in phrases], recipe.data.tokenizer)}
     else:
         recipe, tokens = recipes.completed(recipe, given.config), tokenizers(given)
-    found: dict[str, list[float]] = {}
+    found: Figures = {}
     for size in sizes:
         n = size or len(phrases)
         how = recipe.replace(train=shortened(recipe.train, n / len(phrases)))
@@ -88,33 +87,16 @@ def figures(name: str, model: str | None, sizes: list[int], changes: list[str]) 
     return found
 
 
-def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
+def draw(found: dict[str, Figures], path: Path) -> None:
     """Accuracy over the number of labelled phrases, a line for each beginning, from its worst run to its best."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
+    figure, axes = blank()
+    over_sizes(axes, found, LOOKS, NAMES, shade=0.15)
     for name, of_sizes in found.items():
-        colour, mark = LOOKS[name]
-        x = [int(n) for n in of_sizes]
-        axes.fill_between(x, [*map(min, of_sizes.values())], [*map(max, of_sizes.values())], color=colour, alpha=0.15)
-        means = [mean(values) for values in of_sizes.values()]
-        axes.plot(x, means, color=colour, marker=mark, markersize=5, linewidth=1.5)
-        axes.annotate(NAMES[name], (x[-1], means[-1]), (8, 0), textcoords="offset points", va="center", color=colour)
-    ticks = sorted({int(n) for of_sizes in found.values() for n in of_sizes})
-    axes.set_xscale("log")
-    axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
-    axes.minorticks_off()
+        end = int([*of_sizes][-1]), mean([*of_sizes.values()][-1])
+        axes.annotate(NAMES[name], end, (8, 0), textcoords="offset points", va="center", color=LOOKS[name]["color"])
     axes.set_xlabel("labelled phrases")
     axes.set_ylabel("accuracy on SST-2's dev set, %")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
-    axes.set_axisbelow(True)
-    with drafted(path) as file:
-        figure.savefig(file, dpi=150)
-    plt.close(figure)
+    keep(figure, path)
 
 
 def main() -> None:
@@ -131,9 +113,7 @@ def main() -> None:
             parser.error(f"{beginning}: must be scratch, bert=MODEL or minilm=MODEL")
         found = figures(name, model or None, args.sizes, args.set)
         (args.folder / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n")
-    there = {name: args.folder / f"{name}.json" for name in NAMES}
-    found = {name: json.loads(file.read_text()) for name, file in there.items() if file.exists()}
-    if found:
+    if found := read_figures(args.folder, NAMES):
         draw(found, args.folder / "labelled.png")
 
 

@@ -30,7 +30,7 @@ def test_version_is_the_packages():
 
 JOBS = [
     "prepare", "train", "compare", "plan", "translate", "export", "generate", "chat", "fill", "classify", "tag", "embed",
-    "caption", "match", "draw", "evaluate", "look", "explain", "walk", "check", "presets", "quickstart",
+    "caption", "match", "draw", "evaluate", "serve", "look", "explain", "walk", "check", "presets", "quickstart",
 ]  # fmt: skip
 
 

@@ -154,16 +154,14 @@ class _Given:
 
     @classmethod
     def of(cls, model: Model, texts: Sequence[str]) -> _Given:
-        writes, known = model.tokenizer, model.config.last.input.vocab_size  # type: ignore[union-attr]
         if model.config.encoder is not None:
-            prompts = [[writes.start]] * len(texts)
+            prompts = [[model.tokenizer.start]] * len(texts)
             sources = [row[0].tolist() for row in _read(model, texts)] if _reads_text(model.net) else None
         else:
             prompts = [[*model.prefix, *model.tokenizer.encode(text)][:LONGEST] for text in texts]
             sources = None
-        ends = [id for id in model.ends if id < known]
-        never = [id for id in {writes.pad, writes.start, writes.mask} if id < known and id not in ends]
-        return cls(prompts, sources, ends, never, known)
+        known = model.config.last.input.vocab_size  # type: ignore[union-attr]
+        return cls(prompts, sources, model.endings, model.never, known)
 
     def memory(self, net: Transformer, which: Sequence[int]) -> Encoded | None:
         if net.config.encoder is None:
@@ -199,13 +197,8 @@ class _Given:
 
 def _read(model: Model, texts: Sequence[str]) -> list[Tensor]:
     """Rows as an encoder reads them."""
-    tokens = reading.tokenizer(model)
-    cut = [tokens.encode(text)[:LONGEST] for text in texts]
-    if model.config.shape == "encoder-decoder":
-        rows = [[*ids, tokens.end] for ids in cut]
-    else:
-        rows = [reading.make_row(model, ids).ids for ids in cut]
-    return [torch.tensor([row], device=model.device) for row in rows]
+    cut = [ids[:LONGEST] for ids in reading.tokenizer(model).encode_batch(list(texts))]
+    return [torch.tensor([reading.make_row(model, ids).ids], device=model.device) for ids in cut]
 
 
 def _reads_text(net: Transformer) -> bool:
@@ -220,12 +213,9 @@ def _noise(net: Transformer, n: int) -> Tensor:
     return noise.to(_place(net), next(net.parameters()).dtype)
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    lengths = torch.tensor([len(row) for row in rows])
-    ids = torch.full((len(rows), int(lengths.max())), rows[0][0])
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row)
-    return ids, lengths
+def _padded(rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    """Rows side by side, padded with a token like any other; and their lengths."""
+    return reading.rectangle(rows, pad=rows[0][0]), torch.tensor([len(row) for row in rows])
 
 
 def _place(net: Transformer) -> torch.device:

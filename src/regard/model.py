@@ -99,6 +99,21 @@ class Model:
         return self._source_tokenizer or self.tokenizer
 
     @property
+    def endings(self) -> list[int]:
+        """The ids of which any ends a text, as far as the model can write them."""
+        return [id for id in self.ends if id < self._n_written]
+
+    @property
+    def never(self) -> list[int]:
+        """The special ids that are not to be written: they are for reading."""
+        tokens, ends = self.tokenizer, self.endings
+        return [id for id in {tokens.pad, tokens.start, tokens.mask} if id < self._n_written and id not in ends]
+
+    @property
+    def _n_written(self) -> int:
+        return self.config.last.input.vocab_size  # type: ignore[union-attr]
+
+    @property
     def config(self) -> ModelConfig:
         return self.net.config
 

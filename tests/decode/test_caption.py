@@ -21,7 +21,7 @@ from regard.train.watch import Watch
 PLAIN = {"crop": 0.0, "flip": 0.0, "randaugment": 0.0, "erase": 0.0}
 
 
-@pytest.fixture(scope="module", params=["caption", "show"])
+@pytest.fixture(scope="module", params=["caption", pytest.param("show", marks=pytest.mark.slow)])
 def trained(request, tmp_path_factory):
     """A run, and the folder of its images."""
     folder = tmp_path_factory.mktemp(request.param)

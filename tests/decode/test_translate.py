@@ -80,8 +80,8 @@ def test_a_document_is_put_back_together(model):
 
 
 def test_a_line_of_thousands_of_words(model):
-    text = " ".join(toy.sentences(1_000, seed=3))
-    assert len(text.split()) > 4_000
+    text = " ".join(toy.sentences(500, seed=3))
+    assert len(text.split()) > 2_000
     said = model.translate(text, beam=1)[0]
     assert said.text
     assert said.text != text

@@ -67,7 +67,7 @@ def caption(model: Model, images: Sequence[Any], *, progress: Progress | None = 
             end=writes.end,
             limits=limit,
             how=how,
-            never=[id for id in {writes.pad, writes.start, writes.mask} if id != writes.end],
+            never=model.never,
             requests=range(len(found), len(found) + len(pixels)),
             recorder=model.recorder,
         )

@@ -119,20 +119,28 @@ def _compiled(template: str, name: str) -> Template:
 
 def chat_template(model: Model) -> str | None:
     """The template of a model that was made to chat: its own, or in a file beside it."""
-    folder, settings = _beside(model)
-    return model.chat_template or _in_file(folder) or _of_settings(settings.get("chat_template"))
+    return _template(model, _settings(model))
 
 
-def _beside(model: Model) -> tuple[Path | None, dict[str, Any]]:
-    """The folder of a model, and what its tokenizer_config.json says."""
-    folder = model.path if model.path is not None and model.path.is_dir() else None
+def _template(model: Model, settings: Mapping[str, Any]) -> str | None:
+    return model.chat_template or _in_file(_folder(model)) or _of_settings(settings.get("chat_template"))
+
+
+def _folder(model: Model) -> Path | None:
+    return model.path if model.path is not None and model.path.is_dir() else None
+
+
+def _settings(model: Model) -> dict[str, Any]:
+    """What the tokenizer_config.json beside a model says."""
+    folder = _folder(model)
     config = folder / "tokenizer_config.json" if folder is not None else None
-    return folder, read_json(config) if config is not None and config.exists() else {}
+    return read_json(config) if config is not None and config.exists() else {}
 
 
 def _found(model: Model) -> tuple[str, dict[str, str]]:
     """A model's template, and the names of special tokens that templates ask for."""
-    (_, settings), template = _beside(model), chat_template(model)
+    settings = _settings(model)
+    template = _template(model, settings)
     if template is None:
         name = model.path or "this model"
         raise InputError(

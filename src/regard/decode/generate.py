@@ -215,15 +215,13 @@ def asked(model: Model, batch: Sequence[Given], hows: Sequence[Decoding]) -> dic
     for row, one in zip(prompts, batch, strict=False):
         row[: len(one.ids)] = one.ids
     same = len({*lengths, longest}) == 1 and not empty
-    writes, known = model.tokenizer, model.config.last.input.vocab_size  # type: ignore[union-attr]
-    ends = [id for id in model.ends if id < known]
     return {
         "prompt": torch.from_numpy(prompts).to(model.device),
         "lengths": None if same else torch.tensor(lengths + [1] * empty, device=model.device),
-        "end": ends,
+        "end": model.endings,
         "limits": limits + [1] * empty,
         "how": hows[0],
-        "never": [id for id in {writes.pad, writes.start, writes.mask} if id < known and id not in ends],
+        "never": model.never,
         "requests": [one.request for one in batch] + [0] * empty,
         "seeds": [how.seed for how in hows] + [0] * empty,
         "recorder": model.recorder,

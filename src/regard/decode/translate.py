@@ -228,7 +228,7 @@ def asked(model: Model, batch: Sequence[Unit], memory: Encoded, hows: Sequence[D
         "end": writes.end,
         "limits": ([min(n, room - 1) for n in limits] if room else limits) + empty,
         "how": hows[0],
-        "never": [id for id in {writes.pad, writes.start, writes.mask} if id != writes.end],
+        "never": model.never,
         "requests": [unit.request for unit in batch] + empty,
         "seeds": [how.seed for how in hows] + empty,
         "recorder": model.recorder,

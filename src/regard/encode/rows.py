@@ -103,15 +103,21 @@ def read(model: Model, rows: Sequence[Row]) -> Iterator[Read]:
     for begin, end in pairwise(cut_rows(lengths[order], BATCH_TOKENS.get(model.device.type, 2_048))):
         some = order[begin:end].tolist()
         batch = [rows[i] for i in some]
-        ids = _rectangle([row.ids for row in batch], tokenizer(model).pad).to(model.device)
+        ids = rectangle([row.ids for row in batch], tokenizer(model).pad).to(model.device)
         layout = Layout(lengths=torch.from_numpy(lengths[some]).to(model.device))
         segments = None
         if wants_segments and any(1 in row.segments for row in batch):
-            segments = _rectangle([row.segments for row in batch], 0).to(model.device)
+            segments = rectangle([row.segments for row in batch], 0).to(model.device)
         yield Read(some, _hidden(model, ids, layout, segments), layout)
 
 
-def _rectangle(rows: Iterable[list[int]], pad: int) -> Int[Tensor, "B T"]:
+def rectangle(rows: Iterable[list[int]], pad: int) -> Int[Tensor, "B T"]:
+    """Rows of ids, padded to the longest.
+
+    >>> rectangle([[5], [7, 8]], pad=0)
+    tensor([[5, 0],
+            [7, 8]])
+    """
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad)
 
 

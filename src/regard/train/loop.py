@@ -593,7 +593,7 @@ class Trainer:
 
 # What the weights to use are chosen by, before the loss, which grows while a classifier that is sure of itself is right
 # more often.
-CHOSEN_BY = {"translate": "bleu", "caption": "bleu", "classify": "accuracy", "tag": "accuracy", "match": "accuracy"}
+CHOSEN_BY = {"translate": "bleu", "caption": "bleu", "classify": "accuracy", "tag": "accuracy"}
 
 
 def _is_better(found: dict[str, float], best: dict[str, Any], by: str = "") -> bool:
