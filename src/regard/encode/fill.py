@@ -117,7 +117,7 @@ def _one_name(tokens: Tokenizer, text: str, number: int) -> str:
 
 
 def _row(model: Model, text: str, number: int) -> rows.Row:
-    parts = [ids_with_gaps(model.tokenizer, part.strip()) for part in text.split(PART)]
+    parts = [_ids(model.tokenizer, part.strip()) for part in text.split(PART)]
     row, limit = rows.make_row(model, *parts, whole=True), rows.room(model, 0)
     if limit is not None and len(row.ids) > limit:
         raise InputError(
@@ -126,7 +126,7 @@ def _row(model: Model, text: str, number: int) -> rows.Row:
     return row
 
 
-def ids_with_gaps(tokens: Tokenizer, text: str) -> list[int]:
+def _ids(tokens: Tokenizer, text: str) -> list[int]:
     """The ids of a text with gaps. Where tokens begin with the space before them, a gap's token does so too."""
     pieces = text.split(MASK)
     if tokens.splits_words or len(tokens.encode_parts([" a"])[0]) == 1 or (tokens.parents >= 0).any():

@@ -177,6 +177,18 @@ class LookCaption(LookImage):
     head: Annotated[int, Field(ge=0)] | None = None
 
 
+class LookAttention(Body):
+    """A text or an image, for what one layer attends to; of one that writes, beside what it wrote."""
+
+    model_config = _example(text="A dog runs through the snow.", layer="encoder.0.self", head=0)
+    text: str | None = None
+    image: Annotated[str, Field(description="A file of an image, as base64.")] | None = None
+    target: Annotated[str | None, Field(description="What was written. Left out: what the model writes.")] = None
+    layer: Annotated[str | None, Field(description='Such as "decoder.1.cross". Left out: a telling one.')] = None
+    head: Annotated[int, Field(ge=0, description="Left out: a telling one.")] | None = None
+    mean: Annotated[bool, Field(description="The mean of a layer's heads instead of one.")] = False
+
+
 class Seen(BaseModel):
     """What is to be seen."""
 

@@ -9,8 +9,8 @@ from typing import Any
 from fastapi import FastAPI, Request
 
 from regard.serve import views
-from regard.serve.app import REFUSALS, Hall, Served
-from regard.serve.bodies import Body, LookCaption, LookImage, LookNext, LookTokens, Seen
+from regard.serve.app import REFUSALS, Hall, Refused, Served
+from regard.serve.bodies import Body, LookAttention, LookCaption, LookImage, LookNext, LookTokens, Seen
 from regard.serve.jobs_api import decoded
 
 
@@ -44,6 +44,14 @@ def add(app: FastAPI, hall: Hall) -> None:
         served.model.check_task("caption")
         hall.check([body.text or ""])
         return await look(request, body, views.glimpses, decoded(body.image), **body.options("image"))
+
+    @app.post("/look/attention", summary="Who looks at whom in one layer.", responses=REFUSALS)
+    async def attention(request: Request, body: LookAttention) -> Seen:
+        if body.text is None and body.image is None:
+            raise Refused(422, "text or image: give what is to be looked at")
+        hall.check([body.text or "", body.target or ""])
+        image = None if body.image is None else decoded(body.image)
+        return await look(request, body, views.attention, body.text, image=image, **body.options("text", "image"))
 
     async def look(request: Request, body: Body, what: Callable[..., Any], given: Any, **options: Any) -> Seen:
         served = hall.find(body.model)

@@ -11,21 +11,25 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from regard.config import Tokens
-from regard.data.tokenizer import Tokenizer
 from regard.decode import generate as generation
 from regard.decode.settings import Decoding
 from regard.encode import images as pictures
-from regard.encode import rows
-from regard.encode.fill import MASK, ids_with_gaps
+from regard.encode import fill, rows
+from regard.look.alignment import spread
+from regard.look.attention import chosen
 from regard.look.caption import map_caption
 from regard.look.patches import rollout
 from regard.model import Model
 from regard.serve.jobs import Reading
 
+SIDE = 200  # rows and columns of a matrix that is sent
+THUMB = 32  # of a small one
+LONG = 1_000  # characters of a text for which one layer is enough to choose from
 QUALITY = 88  # of JPEG, for a photo that is shown again
 
 
@@ -71,17 +75,14 @@ def tokens(model: Model, text: str) -> dict[str, Any]:
         reads, (before, after) = rows.tokenizer(model), rows.marks(model)
     else:  # it writes text, and reads none
         reads, before, after = model.tokenizer, [], [model.tokenizer.end]
-    ids = [*before, *_ids(model, reads, text), *after]
-    special = [True] * len(before) + [False] * (len(ids) - len(before) - len(after)) + [True] * len(after)
+    if model.task == "fill" and fill.MASK in text:
+        ids = fill.row_of(model, text, 1).ids
+    elif model.task == "tag":
+        ids = [*before, *(id for word in reads.encode_words(text.split()) for id in word), *after]
+    else:
+        ids = [*before, *reads.encode(text), *after]
+    special = [i < len(before) or i >= len(ids) - len(after) for i in range(len(ids))]
     return {"ids": ids, "tokens": [reads.token(id) for id in ids], "special": special}
-
-
-def _ids(model: Model, reads: Tokenizer, text: str) -> list[int]:
-    if model.task == "tag":
-        return [id for word in reads.encode_words(text.split()) for id in word] if text.strip() else []
-    if model.task == "fill" and MASK in text:
-        return ids_with_gaps(reads, text)
-    return reads.encode(text)
 
 
 @torch.inference_mode()
@@ -120,6 +121,79 @@ def _text(piece: bytes) -> str | None:
 
 def _finite(number: float) -> float | None:
     return number if number > -float("inf") else None  # JSON knows no infinity
+
+
+# ---------------------------------------------------------------------------------------
+# Attention
+
+
+def attention(
+    model: Model,
+    text: str | None,
+    *,
+    image: bytes | None = None,
+    target: str | None = None,
+    layer: str | None = None,
+    head: int | None = None,
+    mean: bool = False,
+) -> dict[str, Any]:
+    """What one layer attends to: one head's weights, no more than ``SIDE`` rows and columns of them, and all heads as
+    small pictures. Left out, layer and head are those whose looks go to the most different places."""
+    given, target = (text, target) if image is None else (image, text if target is None else target)
+    seen = model.attention(given, target, layers=layer or _telling(model, text))
+    layers = [(one, one.formed()) for one in seen.layers]
+    of, weights = max(layers, key=lambda one: float(spread(one[1]).max()))
+    head = None if mean else int(spread(weights).argmax()) if head is None else head
+    shown, rows, columns = of.head(head).weights, list(of.rows), list(of.columns)
+    if of.is_cross and model.has_tokenizer:  # a row is what was seen to write its token, not the one before
+        rows = [*rows[1:], model.tokenizer.token(model.tokenizer.end)]
+    small, block = (shown, (1, 1)) if image is not None else pooled(shown, SIDE)
+    return {
+        "layer": of.name,
+        "head": head,
+        "size": list(shown.shape),
+        "block": list(block),
+        "rows": _blocks(rows, block[0]),
+        "columns": _blocks(columns, block[1]),
+        "weights": small.astype(np.float64).round(4).tolist(),
+        "thumb": list(pooled(shown, THUMB)[0].shape),
+        "thumbs": [_thumb(one.numpy()) for one in weights],
+        "mean": _thumb(weights.mean(0).numpy()),
+        "side": seen.side,
+        "said": seen.said,
+        "image": None if seen.image is None else as_base64(seen.image, "JPEG"),
+    }
+
+
+def _telling(model: Model, text: str | None) -> list[str]:
+    """The layers to choose from: those that look at what was read, else the last tower's, and of those the upper half;
+    of a long text, the last."""
+    known = chosen(model)
+    cross = [name for name in known if name.endswith(".cross")]
+    last = cross or [name for name in known if name.split(".")[0] == known[-1].split(".")[0]]
+    return last[-1:] if text is not None and len(text) > LONG else last[len(last) // 2 :]
+
+
+def pooled(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32], tuple[int, int]]:
+    """Weights with at most so many rows and columns, and how many of each became one: the strongest look of those.
+
+    >>> pooled(np.array([[0.1, 0.2, 0.7], [0.0, 0.5, 0.5]]), 2)
+    (array([[0.2, 0.7],
+           [0.5, 0.5]]), (1, 2))
+    """
+    high, wide = (-(-n // most) for n in weights.shape)
+    rows, columns = (-(-n // by) for n, by in zip(weights.shape, (high, wide), strict=True))
+    padded = np.zeros((rows * high, columns * wide), weights.dtype)
+    padded[: weights.shape[0], : weights.shape[1]] = weights
+    return padded.reshape(rows, high, columns, wide).max((1, 3)), (high, wide)
+
+
+def _blocks(names: Sequence[str], by: int) -> list[str]:
+    return list(names) if by == 1 else [" ".join(names[i : i + by]) for i in range(0, len(names), by)]
+
+
+def _thumb(weights: NDArray[np.float32]) -> str:
+    return base64.b64encode((255 * pooled(weights, THUMB)[0]).round().astype(np.uint8).tobytes()).decode()
 
 
 # ---------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 // Who looks at whom: as a matrix, as lines between two columns of tokens, and with pickers for layer and head.
 
-import { arrows, ask, chip, choice, colour, counted, drawn, h, lately, percent, s, shade, short, tell } from "./dom.js";
+import { arrows, ask, bare, chip, choice, colour, counted, drawn, h, lately, percent, s, shade, short, tell } from "./dom.js";
 
 const MOST_LINES = 1500;
 const FAINT = 0.02; // shares below are no lines
@@ -18,7 +18,7 @@ export function matrix({ rows, columns, weights, hue = "read", label, say, scale
   function draw() {
     const pen = canvas.getContext("2d");
     pen.font = font;
-    const wide = (names) => Math.min(130, Math.max(...names.map((name) => pen.measureText(short(name, 18)).width), 8));
+    const wide = (names) => Math.min(130, Math.max(...names.map((name) => pen.measureText(short(bare(name), 18)).width), 8));
     const left = wide(rows) + 8;
     const above = 0.77 * wide(columns) + 14;
     const beyond = 0.64 * wide(columns.slice(-3));
@@ -42,14 +42,14 @@ export function matrix({ rows, columns, weights, hue = "read", label, say, scale
       pen.translate(left + cell * (j + 0.5), above - 5);
       pen.rotate((-50 * Math.PI) / 180);
       pen.globalAlpha = at && at[1] !== j ? 0.55 : 1;
-      pen.fillText(short(name, 18), 0, 0);
+      pen.fillText(short(bare(name), 18), 0, 0);
       pen.restore();
     });
     pen.textAlign = "right";
     rows.forEach((name, i) => {
       if (i % dense && i !== at?.[0]) return;
       pen.globalAlpha = at && at[0] !== i ? 0.55 : 1;
-      pen.fillText(short(name, 18), left - 6, above + cell * (i + 0.5));
+      pen.fillText(short(bare(name), 18), left - 6, above + cell * (i + 0.5));
     });
     pen.globalAlpha = 1;
     pen.textAlign = "left";
@@ -174,7 +174,7 @@ function thumb(data, [height, width], hue) {
 // -- pickers ------------------------------------------------------------------------------
 
 const KINDS = {
-  "encoder.self": "encoder", "decoder.self": "decoder", "decoder.cross": "decoder, at what was read", "text.self": "text",
+  "encoder.self": "Encoder", "decoder.self": "Decoder", "decoder.cross": "Decoder → encoder", "text.self": "Text",
 };
 
 /** Layers by what they are: { "encoder.self": ["encoder.0.self", ...] }. */
@@ -198,14 +198,15 @@ export function attention(model, given, { title = "What it looks at", layer: fir
   const last = known["decoder.cross"] ?? known[kinds.at(-1)];
   let layer = first; // null: the server's choice
   let head = null;
-  let look = "lines";
+  let look = innerWidth > 900 ? "both" : "lines";
   const problem = h("p", { class: "bad", role: "status" });
-  const pickers = h("div");
+  const pickers = h("div", { class: "row" });
   const heads = h("fieldset", { class: "heads", "aria-label": "Head" });
   const view = h("div");
   const note = h("span", { class: "note" });
-  const looks = choice("Drawn as", [["lines", "Lines"], ["matrix", "Matrix"]], look, (to) => ((look = to), show()));
-  const box = h("details", { class: "card", open: true }, h("summary", {}, title), pickers, heads, h("div", { class: "row" }, looks, note, h("span", { class: "space" }), ramp()), problem, view);
+  const legend = h("span");
+  const looks = choice("Drawn as", [["lines", "Lines"], ["matrix", "Matrix"], ["both", "Both"]], look, (to) => ((look = to), show()));
+  const box = h("details", { class: "card", open: true }, h("summary", {}, title), pickers, heads, h("div", { class: "row" }, looks, note, h("span", { class: "space" }), legend), problem, view);
   let seen = null;
 
   if (!last) return [h("div", { hidden: true }), () => {}];
@@ -230,11 +231,15 @@ export function attention(model, given, { title = "What it looks at", layer: fir
   }
 
   function show() {
+    if (!seen) return;
     const [row, column] = sides(model, seen.layer);
     const { rows, columns, weights } = seen;
     const say = (i, j) => `${short(rows[i], 30)} → ${short(columns[j], 30)}: ${percent(weights[i][j])}`;
     const label = `Attention of layer ${seen.layer}, ${seen.head === "mean" ? "all heads" : `head ${seen.head + 1}`}`;
-    view.replaceChildren((look === "lines" ? web : matrix)({ rows, columns, weights, row, column, hue: row, label, say }));
+    const shown = { both: [web, matrix], lines: [web], matrix: [matrix] }[look];
+    view.className = shown.length > 1 ? "panes" : "";
+    view.replaceChildren(...shown.map((draw) => draw({ rows, columns, weights, row, column, hue: row, label, say })));
+    legend.replaceChildren(ramp(row));
     const [r, c] = seen.block;
     note.textContent = Math.max(r, c) > 1 ? `${counted(seen.size[0], "token")}: a row is ${r}, a column ${c} of them, with the strongest look` : "";
   }
@@ -244,7 +249,9 @@ export function attention(model, given, { title = "What it looks at", layer: fir
     if (!what || !box.open) return;
     view.classList.add("stale");
     try {
-      seen = await ask("look/attention", { model: model.name, ...what, layer, head: head === "mean" ? null : head, mean: head === "mean" }, signal);
+      const asked = { model: model.name, ...what, layer, ...(head === "mean" ? { mean: true } : { head }) };
+      seen = await ask("look/attention", asked, signal);
+      seen.head ??= "mean";
       problem.textContent = "";
       pick();
       show();

@@ -31,6 +31,9 @@ export const percent = (share) => `${(100 * share).toFixed(1)} %`;
 export const fixed = (number, digits = 2) => number.toFixed(digits).replace("-", "−");
 export const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 
+/** A token without the mark of the space before it, where there is little room. */
+export const bare = (token) => (token.length > 1 ? token.replace(/^▁/, "") : token);
+
 export function short(text, most = 60) {
   const letters = [...text];
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
@@ -199,7 +202,7 @@ export function bars(rows, label) {
     { class: "bars", "aria-label": label },
     rows.map(({ name, share, note = percent(share), go, out, tip: about, width = share }) => {
       const kind = `bar${out ? " out" : ""}${width > 0 ? "" : " none"}`;
-      const parts = [h("bdi", { class: "name" }, name), h("span", { class: "share" }, note)];
+      const parts = [h("bdi", { class: "name" }, name), h("i"), h("span", { class: "share" }, note)];
       const how = { class: kind, tip: about, style: { "--share": `${Math.max(0, 100 * width)}%` } };
       return h("li", {}, go ? h("button", { type: "button", onclick: go, ...how }, parts) : h("div", how, parts));
     }),
