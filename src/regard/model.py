@@ -10,7 +10,7 @@ A model is a network, its tokenizers and what it was trained to do. The jobs the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from regard.encode.fill import Filled
     from regard.encode.labels import Classification, Given, Scored, Tagged
     from regard.encode.match import Match
+    from regard.look.ablation import Ablation, HeadTable
+    from regard.look.attention import Attention
 
 SHIPPED = Path(__file__).parents[2] / "models"
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -226,6 +228,39 @@ class Model:
         from regard.encode.codes import paint
 
         return paint(self, codes)
+
+    def attention(
+        self, given: Any, target: Any = None, *, layers: str | int | Iterable[str | int] | None = None
+    ) -> Attention:
+        """What every layer and head attends to over one input: a text, two texts, an image, or a tensor as the network
+        takes it. A model that writes looks at its ``target`` as well; left out, that is what it says itself. A model
+        that matches takes an image, a text as ``target``, or both.
+
+        ``layers`` are names or parts of them: "decoder.2.cross", "cross", 2. No layer runs above the last of them.
+
+        ``attention("A dog runs.").save("a.html")``, and ``.rollout()``, ``.entropy()``, ``["decoder.2.cross"].weights``
+        """
+        from regard.look.attention import attention
+
+        return attention(self, given, target, layers=layers)
+
+    def ablate(self, given: Any, target: Any = None, *, heads: Iterable[tuple[str | int, int]]) -> Ablation:
+        """The loss and the answer with some ``heads`` switched off, each a layer and a number. The loss is that of the
+        ``target``: left out, of the model's own answer, and of a language model, of the text itself.
+
+        ``ablate("A dog runs.", heads=[("decoder.2.cross", 3)])``
+        """
+        from regard.look.ablation import ablate
+
+        return ablate(self, given, target, heads=heads)
+
+    def ablate_each(
+        self, given: Any, target: Any = None, *, layers: str | int | Iterable[str | int] | None = None
+    ) -> HeadTable:
+        """How much that loss rises without each head by itself, of all ``layers`` or of some."""
+        from regard.look.ablation import ablate_each
+
+        return ablate_each(self, given, target, layers=layers)
 
     def logits(self, *inputs: Tensor) -> Any:
         """The network's own output: ``logits(ids)``, ``logits(source_ids, target_ids)``, ``logits(pixels)``."""

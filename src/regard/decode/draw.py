@@ -59,7 +59,7 @@ def draw(
     painter = model.painter
     head, first = painter.config.head, len(model.tokenizer)
     assert isinstance(head, Codes)
-    prompts = [_prompt(model, text) for text in texts]
+    prompts = [prompt_of(model, text) for text in texts]
     last, known = first + head.n_codes, model.config.last.input.vocab_size  # type: ignore[union-attr]
     size = painter.config.last.n_positions  # type: ignore[union-attr]
     never = [*range(first), *range(last, known)]  # nothing but codes
@@ -92,7 +92,7 @@ def _nearest_first(judge: Model, drawings: list[Drawing]) -> list[Drawing]:
     return sorted(told, key=lambda one: -(one.cosine or 0.0))
 
 
-def _prompt(model: Model, text: str) -> list[int]:
+def prompt_of(model: Model, text: str) -> list[int]:
     """A text as the model was trained to read it: with padding up to one length."""
     tokens, most = model.tokenizer, model.longest
     ids = tokens.encode(text)

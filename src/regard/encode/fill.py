@@ -76,7 +76,7 @@ def fill(model: Model, texts: Sequence[str], *, top: int = 5) -> list[Filled]:
         raise InputError(f"{model.path or 'this model'}: has no mask token; give a model that was trained to fill")
     rows.check_texts(texts)
     texts = [_one_name(model.tokenizer, text, i) for i, text in enumerate(texts, 1)]
-    given = [_row(model, text, i) for i, text in enumerate(texts, 1)]
+    given = [row_of(model, text, i) for i, text in enumerate(texts, 1)]
     found: list[tuple[tuple[Candidate, ...], ...]] = [()] * len(given)
     for batch in rows.read(model, given):
         where = [(i, at) for i, row in enumerate(batch.rows) for at, id in enumerate(given[row].ids) if id == mask]
@@ -116,7 +116,8 @@ def _one_name(tokens: Tokenizer, text: str, number: int) -> str:
     return text
 
 
-def _row(model: Model, text: str, number: int) -> rows.Row:
+def row_of(model: Model, text: str, number: int) -> rows.Row:
+    """A text with gaps, or with none, as the model reads it; refused where it is too long."""
     parts = [_ids(model.tokenizer, part.strip()) for part in text.split(PART)]
     row, limit = rows.make_row(model, *parts, whole=True), rows.room(model, 0)
     if limit is not None and len(row.ids) > limit:

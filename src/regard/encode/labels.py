@@ -164,8 +164,8 @@ def tag(model: Model, sentences: Sequence[Sequence[str] | str]) -> list[Tagged]:
     """
     model.check_task("tag")
     _check_labels(model, Labels)
-    words = [_words(sentence, i) for i, sentence in enumerate(sentences, 1)]
-    parts = [part for i, some in enumerate(words) for part in _parts(model, i, some)]
+    words = [words_of(sentence, i) for i, sentence in enumerate(sentences, 1)]
+    parts = [part for i, some in enumerate(words) for part in parts_of(model, i, some)]
     tags: list[list[str]] = [[] for _ in words]
     shares: list[list[float]] = [[] for _ in words]
     answers: list[tuple[list[int], list[float]]] = [([], [])] * len(parts)
@@ -186,7 +186,8 @@ def tag(model: Model, sentences: Sequence[Sequence[str] | str]) -> list[Tagged]:
     ]
 
 
-def _words(sentence: Sequence[str] | str, number: int) -> list[str]:
+def words_of(sentence: Sequence[str] | str, number: int) -> list[str]:
+    """The words of a sentence; refused where there are none."""
     words = sentence.split() if isinstance(sentence, str) else list(sentence)
     if not words:
         raise InputError(f"sentence {number} is empty; give at least one word")
@@ -199,7 +200,7 @@ def _spans(words: Sequence[str], tags: Sequence[str]) -> Iterator[Span]:
         yield Span(*found, " ".join(words[found.begin : found.end]))
 
 
-def _parts(model: Model, sentence: int, words: list[str]) -> Iterator[tuple[int, rows.Row, list[int]]]:
+def parts_of(model: Model, sentence: int, words: list[str]) -> Iterator[tuple[int, rows.Row, list[int]]]:
     """Rows of as many words as fit, each with its sentence and the place of every word's first token in it."""
     limit, mask = rows.room(model), model.tokenizer.mask
     # Of a word that a tokenizer from elsewhere leaves nothing of, the model is told that there is one.

@@ -3,10 +3,49 @@
 >>> from regard.look import walk_scores
 >>> [round(weight, 2) for weight in walk_scores([102, 99], d_key=3).weights]
 [0.85, 0.15]
+
+What runs a trained model is opened when it is first asked for: the worked example does not wait for torch.
 """
 
-from regard.look.patches import Rollout, rollout
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from regard.look.scores import ScoresWalk, walk_scores
 from regard.look.steps import Walk, walk
 
-__all__ = ["Rollout", "ScoresWalk", "Walk", "rollout", "walk", "walk_scores"]
+if TYPE_CHECKING:
+    from regard.look.ablation import Ablation, HeadTable, ablate, ablate_each, without
+    from regard.look.attention import Attention
+    from regard.look.patches import Rollout, rollout
+
+_NAMES = {
+    "Ablation": "ablation",
+    "Attention": "attention",
+    "HeadTable": "ablation",
+    "Rollout": "patches",
+    "ablate": "ablation",
+    "ablate_each": "ablation",
+    "rollout": "patches",
+    "without": "ablation",
+}
+
+__all__ = [
+    "Ablation",
+    "Attention",
+    "HeadTable",
+    "Rollout",
+    "ScoresWalk",
+    "Walk",
+    "ablate",
+    "ablate_each",
+    "rollout",
+    "walk",
+    "walk_scores",
+    "without",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(import_module(f"regard.look.{_NAMES[name]}"), name)
+    raise AttributeError(f"module 'regard.look' has no attribute {name!r}")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from regard.config import InputError
 from regard.files import drafted, write_text
-from regard.look.page import as_text
+from regard.look.page import as_text, printable
 
 if TYPE_CHECKING:
     from regard.model import Model
@@ -82,9 +82,9 @@ class Alignment:
     def __rich__(self) -> Text:
         """A column as wide as its token, filled with a shade."""
         names = max(map(_width, self.target), default=0)
-        lines = [Text(f"{_printable(name)}{' ' * (names - _width(name))}") for name in ("", *self.target)]
+        lines = [Text(f"{printable(name)}{' ' * (names - _width(name))}") for name in ("", *self.target)]
         for s, name in enumerate(self.source):
-            lines[0].append(f" {_printable(name)}", "dim")
+            lines[0].append(f" {printable(name)}", "dim")
             for t, line in enumerate(lines[1:]):
                 shade = SHADES[min(int(float(self.weights[t, s]) * len(SHADES)), len(SHADES) - 1)]
                 line.append(f" {shade * _width(name)}", "cyan")
@@ -254,27 +254,19 @@ def _attended(model: Model, source: str, target: str | None) -> tuple[list[int],
 def shares_of(model: Model, given: Tensor, written: Sequence[int]) -> Float[Tensor, "H T S"]:
     """What all heads of all layers looked at of one input, the row of a token being what was seen to write it. The
     queries and keys are those that the network works with, whichever kernel that is."""
-    layers = cross_layers(model)
     asks = torch.tensor([[model.tokenizer.start, *written[:-1]]], device=model.device)
-    attended = model.net.decode(asks, model.net.encode(given), capture=layers).attended
-    return torch.cat([attended[name].weights()[0].float().cpu() for name in layers])
-
-
-# A token may be anything: line ends, terminal codes and markup must not get out.
-
-
-def _printable(name: str) -> str:
-    return "".join(c if c.isprintable() else "·" for c in name)
+    attended = model.net.attended(given, asks, layers=[f"decoder.{name}" for name in cross_layers(model)])
+    return torch.cat([one.weights()[0].float().cpu() for one in attended.values()])
 
 
 def plain(name: str) -> str:
-    return _printable(name).replace("$", r"\$")  # or matplotlib would read mathematics in it
+    return printable(name).replace("$", r"\$")  # or matplotlib would read mathematics in it
 
 
 def _escaped(text: str) -> str:
-    return html.escape(_printable(text))
+    return html.escape(printable(text))
 
 
 def _width(name: str) -> int:
     """Columns of a terminal: two for a letter of East Asia."""
-    return cell_len(_printable(name))
+    return cell_len(printable(name))

@@ -229,7 +229,17 @@ def _label(name: str) -> str:
 
 
 def _short(name: str, width: int) -> Text:
-    # A token may be anything: line ends and terminal codes must not get out.
-    text = Text("".join(c if c.isprintable() else "·" for c in name))
+    text = Text(printable(name))
     text.truncate(width, overflow="ellipsis")
     return text
+
+
+def printable(name: str, most: int | None = None) -> str:
+    """A name to be shown, cut after so many characters: a token may be anything, and line ends and terminal codes must
+    not get out.
+
+    >>> printable("line\\nend"), printable("student", 4)
+    ('line·end', 'stu…')
+    """
+    name = name if most is None or len(name) <= most else f"{name[: most - 1]}…"
+    return "".join(c if c.isprintable() else "·" for c in name)

@@ -1,14 +1,10 @@
 """What a model over images looks at: how much of each patch reaches the vector that its head reads.
 
-Attention rollout (Abnar and Zuidema, "Quantifying attention flow in transformers", 2020): of every layer the mean over
-its heads, mixed half and half with the identity, for the residual path carries a position's own vector past the
-attention; each row made to sum to 1; and the layers multiplied. What the head reads is the class token's row of the
-product, or the mean of all rows. It tells where information could have come from, not what was made of it.
+That is attention rollout (``attention.py``): the class token's row of it, or the mean of all rows, over the image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +15,11 @@ from numpy.typing import NDArray
 
 from regard.config import Contrastive, Grid, InputError, Patches, Pooled
 from regard.files import drafted
+from regard.look.attention import attention, head_reads
 
 if TYPE_CHECKING:
     from regard.model import Model
 
-PIXELS = 448  # at least so many are drawn of a side
 HUE = (214, 39, 40)  # what is laid over the patch that counts most
 MOST = 0.75  # how much it covers there
 
@@ -77,45 +73,14 @@ def rollout(model: Model, image: Any) -> Rollout:
     >>> rollout(model, np.zeros((17, 13, 3), np.uint8)).weights.shape
     (5, 5)
     """
-    import torch
-
-    from regard.encode import images
-
     encoder, head = model.config.encoder, model.config.head
     name = model.path or "this model"
-    layers = model.net.attention_layers().get("encoder")
     if encoder is None or not isinstance(encoder.input, Patches | Grid):
         raise InputError(f"{name}: reads no images; give another model")
-    if not layers or not isinstance(head, Pooled | Contrastive):
+    if not model.net.attention_layers()["encoder"] or not isinstance(head, Pooled | Contrastive):
         raise InputError(f"{name}: has no attention under a head that reads one vector; give a ViT")
-    [pixels] = images.batches(model, [image])
-    with torch.inference_mode():
-        attended = model.net.encode(pixels, capture=layers).attended
-        weights = [attended[layer].weights()[0].double().cpu().numpy() for layer in layers]
+    seen = attention(model, image, layers="encoder")
+    assert seen.image is not None
     side = encoder.input.side
-    shares = head_reads(rolled_out(weights), head.pool)[-(side**2) :].reshape(side, side)
-    size = side * -(-PIXELS // side)
-    return Rollout(weights=shares.astype(np.float32), picture=images.shown(model, image, size))
-
-
-def rolled_out(layers: Sequence[Float[NDArray, "H T T"]]) -> Float[NDArray, "T T"]:
-    """Where each position's vector comes from, from the attention weights of all layers, the lowest first.
-
-    >>> rolled_out([np.array([[[0.0, 1.0], [0.0, 1.0]]])])
-    array([[0.5, 0.5],
-           [0. , 1. ]])
-    """
-    flow = np.eye(layers[0].shape[-1])
-    for weights in layers:
-        mixed = weights.mean(0) + np.eye(len(flow))
-        flow = mixed / mixed.sum(1, keepdims=True) @ flow
-    return flow
-
-
-def head_reads(flow: Float[NDArray, "T T"], pool: str) -> Float[NDArray, " T"]:
-    """Where the vector comes from that a head pools.
-
-    >>> head_reads(np.array([[0.5, 0.5], [0.0, 1.0]]), "mean")
-    array([0.25, 0.75])
-    """
-    return flow.mean(0) if pool == "mean" else flow[0 if pool == "class" else -1]
+    shares = head_reads(seen.rollout().weights, head.pool)[-(side**2) :].reshape(side, side)
+    return Rollout(weights=shares, picture=seen.image)

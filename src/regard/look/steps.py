@@ -201,14 +201,11 @@ def _run(
 ) -> tuple[Attended, Tensor | None]:
     """Run the model as far as the layer's tower; what the layer attended with, and the memory that a target is for."""
     device = next(model.parameters()).device
-    source = source.to(device)
+    source, target = source.to(device), None if target is None else target.to(device)
+    inputs = (None, source) if tower == "text" else (source, target)
     with _quiet(model):
-        if target is not None:
-            memory = model.encode(source)
-            ran = model.decode(target.to(device), memory, capture=[layer])
-            return ran.attended[layer], _own(memory.hidden[0])
-        run = {"encoder": model.encode, "text": model.encode_text, "decoder": model.decode}[tower]
-        return run(source, capture=[layer]).attended[layer], None
+        attended = model.attended(*inputs, layers=[f"{tower}.{layer}"])[f"{tower}.{layer}"]
+        return attended, None if target is None else _own(model.encode(source).hidden[0])
 
 
 @contextmanager

@@ -149,8 +149,10 @@ class Stack(nn.Module):
         memory_mask: Mask | Lowered = Mask(),
         capture: Collection[str] = (),
         collect: list[Tensor] | None = None,
+        stop: bool = False,
     ) -> tuple[Float[Tensor, "B T C"], dict[str, Attended]]:
-        """Run the blocks. ``capture`` names layers ("0.self", "5.cross"); ``collect`` takes every layer's output."""
+        """Run the blocks. ``capture`` names layers ("0.self", "5.cross"); ``collect`` takes every layer's output; with
+        ``stop`` no block runs above the last that is captured, and what comes out is that one's."""
         t = x.shape[1]
         as_kernel_wants = partial(lower, t=t, device=x.device, dtype=x.dtype)
         span = t if cache is None else cache.span(t)
@@ -181,6 +183,8 @@ class Stack(nn.Module):
                 attended[f"{i}.cross"] = of_cross
             if collect is not None:
                 collect.append(x)
+            if stop and len(attended) == len(capture):
+                return x, attended
         return x if self.norm is None else self.norm(x), attended
 
 

@@ -219,6 +219,7 @@ class RecurrentTower(nn.Module):
         memory: Encoded | None = None,
         capture: Collection[str] = (),
         collect: list[Tensor] | None = None,
+        stop: bool = False,  # for stacks: here the one attention runs to the end
     ) -> tuple[Float[Tensor, "B T C"], dict[str, Attended]]:
         table = self.embed if embed is None else embed
         assert table is not None, "a tower without a table of its own is given one"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from regard import config as c
 from regard.config import ConfigError, InputError, ModelConfig, suggest
-from regard.nn.attention import Attended
+from regard.nn.attention import Attended, Attention
 from regard.nn.blocks import Block, Stack
 from regard.nn.cache import Cache
 from regard.nn.codes import CodesHead
@@ -103,6 +103,7 @@ class Tower(nn.Module):
         memory: Encoded | None = None,
         capture: Collection[str] = (),
         collect: list[Tensor] | None = None,
+        stop: bool = False,
     ) -> tuple[Float[Tensor, "B T C"], dict[str, Attended]]:
         """The stack over embedded inputs. ``embed`` is another tower's table where the two share one, or
         whatever else makes vectors of what is given."""
@@ -148,6 +149,7 @@ class Tower(nn.Module):
             memory_mask=memory_mask,
             capture=capture,
             collect=collect,
+            stop=stop,
         )
         if cache is not None:
             by = x.shape[1] if layout.lengths is None else layout.lengths
@@ -222,28 +224,35 @@ class Transformer(nn.Module):
         *,
         segments: Int[Tensor, "B T"] | None = None,
         capture: Collection[str] = (),
+        stop: bool = False,
     ) -> Encoded:
         """Run the encoder over ids, pixels or vectors. ``layout`` may be just the lengths.
 
         ``capture`` names attention layers, as :meth:`attention_layers` lists them; what they attended with comes back
-        in ``attended``, and its ``weights()`` are computed when asked for.
+        in ``attended``, and its ``weights()`` are computed when asked for. With ``stop`` no layer runs above the last
+        of them: the vectors that come back are then its own.
         """
         if self.encoder is None:
             raise InputError("this model has no encoder; call decode")
-        return self._encode(self.encoder, inputs, as_layout(layout), segments, capture)
+        return self._encode(self.encoder, inputs, as_layout(layout), segments, capture, stop)
 
     def encode_text(
-        self, ids: Int[Tensor, "B T"], layout: Layout | Tensor | None = None, *, capture: Collection[str] = ()
+        self,
+        ids: Int[Tensor, "B T"],
+        layout: Layout | Tensor | None = None,
+        *,
+        capture: Collection[str] = (),
+        stop: bool = False,
     ) -> Encoded:
         """Run the second encoder of a two-encoder model."""
         if self.text is None:
             raise InputError("this model has no text encoder beside its first")
-        return self._encode(self.text, ids, as_layout(layout), None, capture)
+        return self._encode(self.text, ids, as_layout(layout), None, capture, stop)
 
-    def _encode(self, tower: Tower | RecurrentTower, inputs, layout: Layout, segments, capture) -> Encoded:
+    def _encode(self, tower: Tower | RecurrentTower, inputs, layout: Layout, segments, capture, stop: bool) -> Encoded:
         _check(tower, tower.embed, inputs, layout, segments, capture)
         collect = [] if self.mix is not None else None
-        hidden, attended = tower(inputs, layout, segments=segments, capture=capture, collect=collect)
+        hidden, attended = tower(inputs, layout, segments=segments, capture=capture, collect=collect, stop=stop)
         summary = tower.summary(hidden, layout) if isinstance(tower, RecurrentTower) else None
         return Encoded(hidden, layout, summary, attended, tuple(collect or ()))
 
@@ -255,6 +264,7 @@ class Transformer(nn.Module):
         layout: Layout | Tensor | None = None,
         cache: Cache | RecurrentCache | None = None,
         capture: Collection[str] = (),
+        stop: bool = False,
     ) -> Decoded:
         """Run the decoder over ids, after a memory if the model has an encoder, or from where a cache stands."""
         decoder, layout = self.decoder, as_layout(layout)
@@ -273,7 +283,7 @@ class Transformer(nn.Module):
             for name in ("starts", "documents", "allowed"):
                 if getattr(layout, name) is not None:
                     raise InputError(f"{name}: not with a cache, whose rows are filled from the left; give lengths")
-        hidden, attended = decoder(ids, layout, embed=embed, cache=cache, memory=memory, capture=capture)
+        hidden, attended = decoder(ids, layout, embed=embed, cache=cache, memory=memory, capture=capture, stop=stop)
         return Decoded(hidden, attended)
 
     @torch.no_grad()
@@ -344,6 +354,46 @@ class Transformer(nn.Module):
         assert isinstance(self.head, ContrastiveHead)
         return self.head(first.hidden, text.hidden, first.layout, text.layout)
 
+    @torch.no_grad()
+    def attended(
+        self,
+        inputs: Tensor | None,
+        target: Int[Tensor, "B T"] | None = None,
+        *,
+        layers: Collection[str],
+        segments: Int[Tensor, "B T"] | None = None,
+    ) -> dict[str, Attended]:
+        """What attention layers attended with, by their names with the tower in front. No layer runs above the last
+        that is asked for, and no head; of two encoders, one whose layers are not asked for needs no input.
+
+        >>> from regard import presets
+        >>> model = Transformer(presets.tiny_encoder_decoder()).eval()
+        >>> source, target = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 2]])
+        >>> model.attended(source, target, layers=["decoder.0.cross"])["decoder.0.cross"].weights().shape
+        torch.Size([1, 3, 2, 3])
+        """
+        wanted: dict[str, list[str]] = {tower: [] for tower in self.attention_layers()}
+        for layer in layers:
+            tower, _, name = layer.partition(".")
+            if tower not in wanted:
+                raise InputError(f"layer ({layer!r}) is of no tower of this model; it has {', '.join(wanted)}")
+            wanted[tower].append(name)
+        found: dict[str, dict[str, Attended]] = {}
+        memory = None
+        if self.encoder is not None and (wanted["encoder"] or wanted.get("decoder")):
+            assert inputs is not None, "an encoder reads something"
+            over = bool(wanted.get("decoder"))  # which reads all that the encoder makes
+            memory = self.encode(inputs, segments=segments, capture=wanted["encoder"], stop=not over)
+            found["encoder"] = memory.attended
+        if wanted.get("decoder"):
+            ids = inputs if self.encoder is None else target
+            assert ids is not None, "a decoder reads something"
+            found["decoder"] = self.decode(ids, memory, capture=wanted["decoder"], stop=True).attended
+        if wanted.get("text"):
+            assert target is not None, "a text encoder reads a text"
+            found["text"] = self.encode_text(target, capture=wanted["text"], stop=True).attended
+        return {f"{tower}.{name}": one for tower, of in found.items() for name, one in of.items()}
+
     # -- parts -------------------------------------------------------------------------
 
     def attention_layers(self) -> dict[str, list[str]]:
@@ -355,6 +405,20 @@ class Transformer(nn.Module):
         """
         towers = {"encoder": self.encoder, "decoder": self.decoder, "text": self.text}
         return {name: tower.attention_layers() for name, tower in towers.items() if tower is not None}
+
+    def attention(self, layer: str) -> Attention:
+        """The attention of a name, its tower in front: "decoder.0.cross"."""
+        tower, _, name = layer.partition(".")
+        known = self.attention_layers()
+        if name not in known.get(tower, ()):
+            names = [f"{tower}.{name}" for tower, of in known.items() for name in of]
+            raise InputError(f"layer ({layer!r}) is no attention layer of this model; {suggest(layer, names)}")
+        module = getattr(self, tower)
+        if isinstance(module, RecurrentTower):
+            assert module.attn is not None, "or it would not be named"
+            return module.attn
+        number, kind = name.split(".")
+        return getattr(module.stack.blocks[int(number)], f"{kind}_attn")
 
     def vocabulary_table(self) -> Float[Tensor, "V C"]:
         """The matrix that scores the vocabulary: the head's own, or the token table it is tied to."""
