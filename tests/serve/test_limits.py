@@ -31,6 +31,9 @@ def test_health_metrics_and_description(client):
     for path in ("/translate", "/generate", "/fill", "/classify", "/tag", "/embed", "/v1/completions"):
         sent = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         assert bodies[sent.split("/")[-1]]["examples"]
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        said = described["paths"][path]["post"]["responses"]["200"]["content"]
+        assert said.keys() == {"application/json", "text/event-stream"}
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,13 @@ NOT_SERVED = (
     "modalities", "presence_penalty", "response_format", "suffix", "tool_choice", "tools", "top_logprobs",
 )  # fmt: skip
 NOTHING = (None, False, 0, "", [], {})
+SAYS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer whole; with stream, its pieces as server-sent events.",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    },
+    **REFUSALS,
+}
 
 
 def add(app: FastAPI, hall: Hall) -> None:
@@ -43,7 +50,7 @@ def add(app: FastAPI, hall: Hall) -> None:
     async def model(name: str) -> dict[str, Any]:
         return _about(hall.find(name))
 
-    @app.post("/v1/completions", summary="What follows a prompt.", responses=REFUSALS)
+    @app.post("/v1/completions", summary="What follows a prompt.", responses=SAYS)
     async def completions(request: Request, body: Completion) -> Any:
         served = _check(hall, body)
         prompts = _prompts(body.prompt)
@@ -51,7 +58,7 @@ def add(app: FastAPI, hall: Hall) -> None:
         tokens = generation.MAX_NEW_TOKENS if body.max_tokens is None else body.max_tokens
         return await _answer(hall, request, served, served.model, body, prompts, tokens, chat=False)
 
-    @app.post("/v1/chat/completions", summary="The answer in a conversation.", responses=REFUSALS)
+    @app.post("/v1/chat/completions", summary="The answer in a conversation.", responses=SAYS)
     async def chat_completions(request: Request, body: ChatCompletion) -> Any:
         served = _check(hall, body)
         served.model.check_task("generate")
