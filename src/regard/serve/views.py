@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from regard.config import Tokens
 from regard.decode import generate as generation
 from regard.decode.settings import Decoding
-from regard.encode import images as pictures
 from regard.encode import fill, rows
+from regard.encode import images as pictures
 from regard.look.alignment import spread
 from regard.look.attention import chosen
 from regard.look.caption import map_caption
