@@ -18,13 +18,13 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}as
 LABELS = ["animal", '<b>"plant"</b>', "stone"]
 
 
-def make(task: str, table: dict, *, vocab_size: int = len(TOKENS), **options) -> Model:
+def make(task: str, table: dict, *, vocab_size: int = len(TOKENS), tokens: Tokenizer | None = TOKENS, **options) -> Model:
     torch.manual_seed(7)
     sizes = {"n_labels": len(options["labels"])} if "labels" in options else {}
     net = Transformer(recipe.model_config(table, vocab_size=vocab_size, **sizes))
     for parameter in net.parameters():  # sure enough of itself that no two tokens are equally likely
         parameter.data.mul_(1.7)
-    return Model(net.requires_grad_(False), task, TOKENS, **{"longest": 2_063, **options})
+    return Model(net.requires_grad_(False), task, tokens, **{"longest": 2_063, **options})
 
 
 def drawer() -> Model:
@@ -32,7 +32,7 @@ def drawer() -> Model:
     torch.manual_seed(5)
     painter = Model(Transformer(presets.tiny_vq_vae()), "paint", None)
     codes = painter.config.head.n_codes
-    model = make("draw", {"preset": "tiny_decoder"}, vocab_size=len(TOKENS) + codes, longest=11)
+    model = make("draw", {"preset": "tiny_decoder", "decoder": ROOM}, vocab_size=len(TOKENS) + codes, longest=61)
     model.__dict__["painter"] = painter  # elsewhere it lies in the model's folder
     return model
 
@@ -40,15 +40,15 @@ def drawer() -> Model:
 def every_kind() -> dict[str, Model]:
     both = {"encoder": ROOM, "decoder": ROOM}
     return {
-        "translator": make("translate", {"preset": "tiny_encoder_decoder", **both}),
-        "searcher": make("translate", {"preset": "tiny_bahdanau"}),
+        "translator": make("translate", {"preset": "tiny_encoder_decoder", **both}, longest=61),
+        "searcher": make("translate", {"preset": "tiny_bahdanau"}, longest=61),
         "writer": make("generate", {"preset": "tiny_decoder", "decoder": ROOM}, chat_template=TEMPLATE),
         "filler": make("fill", {"preset": "tiny_encoder", "encoder": ROOM}),
         "classifier": make(
             "classify", {"preset": "tiny_encoder", "head": {"kind": "pooled"}, "encoder": ROOM}, labels=LABELS
         ),
         "tagger": make("tag", {"preset": "tiny_tagger", "encoder": ROOM}, labels=["B-DOG", "I-DOG", "B-CAT", "O"]),
-        "seer": make("classify", {"preset": "tiny_vit"}, labels=LABELS),
+        "seer": make("classify", {"preset": "tiny_vit"}, labels=LABELS, tokens=None),
         "captioner": make("caption", {"preset": "tiny_captioner", "decoder": ROOM}, longest=31),
         "matcher": make("match", {"preset": "tiny_clip", "text": ROOM}),
         "drawer": drawer(),

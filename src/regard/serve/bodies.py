@@ -189,6 +189,23 @@ class LookAttention(Body):
     mean: Annotated[bool, Field(description="The mean of a layer's heads instead of one.")] = False
 
 
+class LookTrace(Body):
+    """A text to translate, a prompt to go on with or an image to caption, for what the search does, step by step."""
+
+    model_config = _example(text="A dog runs through the snow.", beam=4)
+    text: str | None = None
+    image: Annotated[str, Field(description="A file of an image, as base64.")] | None = None
+    sentence: Annotated[int, Field(ge=0, description="Which of the text's sentences, where it is translated.")] = 0
+    beam: Some | None = None
+    n_best: Some | None = None
+    length_penalty: Finite | None = None
+    max_length: Some | None = None
+    temperature: Finite | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_p: Share | None = None
+    seed: Seed | None = None
+
+
 class Seen(BaseModel):
     """What is to be seen."""
 

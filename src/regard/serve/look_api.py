@@ -8,9 +8,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
+from regard.decode.settings import Decoding
 from regard.serve import views
 from regard.serve.app import REFUSALS, Hall, Refused, Served
-from regard.serve.bodies import Body, LookAttention, LookCaption, LookImage, LookNext, LookTokens, Seen
+from regard.serve.bodies import Body, LookAttention, LookCaption, LookImage, LookNext, LookTokens, LookTrace, Seen
 from regard.serve.jobs_api import decoded
 
 
@@ -52,6 +53,16 @@ def add(app: FastAPI, hall: Hall) -> None:
         hall.check([body.text or "", body.target or ""])
         image = None if body.image is None else decoded(body.image)
         return await look(request, body, views.attention, body.text, image=image, **body.options("text", "image"))
+
+    @app.post("/look/trace", summary="What a search does, step by step.", responses=REFUSALS)
+    async def trace(request: Request, body: LookTrace) -> Seen:
+        given = body.text if body.image is None else decoded(body.image)
+        if given is None:
+            raise Refused(422, "text or image: give what the search is to begin with")
+        options = body.options("text", "image", "sentence")
+        how = Decoding(**options).validate()
+        hall.check([body.text or ""], tokens=how.max_length, ways=how.ways)
+        return await look(request, body, views.traced, given, sentence=body.sentence, **options)
 
     async def look(request: Request, body: Body, what: Callable[..., Any], given: Any, **options: Any) -> Seen:
         served = hall.find(body.model)

@@ -64,11 +64,11 @@ def add(app: FastAPI) -> None:
     """Put the page into an application."""
     known = assets()
 
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page(request: Request) -> Response:
         return known["index.html"].answer(request)
 
-    @app.get("/page/{name}", include_in_schema=False)
+    @app.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)
     async def asset(request: Request, name: str) -> Response:
         if name not in known:
             raise Refused(404, "the page has no such file")

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regard.config import Tokens
+from regard.config import InputError, Tokens
 from regard.decode import generate as generation
+from regard.decode import translate as translation
 from regard.decode.settings import Decoding
 from regard.encode import fill, rows
 from regard.encode import images as pictures
@@ -121,6 +122,24 @@ def _text(piece: bytes) -> str | None:
 
 def _finite(number: float) -> float | None:
     return number if number > -float("inf") else None  # JSON knows no infinity
+
+
+def traced(model: Model, given: str | bytes, *, sentence: int = 0, **options: Any) -> dict[str, Any]:
+    """What a search did for a prompt, an image, or one of the sentences of a text to translate."""
+    from regard.look.trace import trace
+
+    sentences = []
+    if model.task == "translate" and isinstance(given, str):
+        sentences = [unit.text for unit in translation.Text(model, given, False).units if unit.ids]
+        if sentence >= len(sentences):
+            there = "has nothing to translate" if not sentences else f"has only {len(sentences)}, counted from 0"
+            raise InputError(f"sentence ({sentence}): the text {there}")
+        given = sentences[sentence]
+    if model.task == "generate" and "max_length" in options:  # as its own job calls it
+        options["max_new_tokens"] = options.pop("max_length")
+    seen = trace(model, given, **options)
+    said = {"sentences": sentences, "sentence": sentence, "text": given if isinstance(given, str) else None}
+    return {**said, **seen.to_dict(), "image": None if seen.image is None else as_base64(seen.image, "JPEG")}
 
 
 # ---------------------------------------------------------------------------------------

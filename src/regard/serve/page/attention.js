@@ -6,7 +6,7 @@ const MOST_LINES = 1500;
 const FAINT = 0.02; // shares below are no lines
 
 /** A matrix of shares: rows look at columns. Arrow keys and the pointer go from cell to cell. */
-export function matrix({ rows, columns, weights, hue = "read", label, say, scale = 1 }) {
+export function matrix({ rows, columns, weights, hue = "read", label, say, from = 0, largest = 30, numbers = false }) {
   const canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": label });
   const box = h("div", { class: "scroll" }, canvas);
   const readout = h("p", { class: "readout", "aria-live": "polite" });
@@ -22,7 +22,7 @@ export function matrix({ rows, columns, weights, hue = "read", label, say, scale
     const left = wide(rows) + 8;
     const above = 0.77 * wide(columns) + 14;
     const beyond = 0.64 * wide(columns.slice(-3));
-    const cell = Math.max(3, Math.min(30, Math.floor((box.clientWidth - left - beyond - 2) / columns.length)));
+    const cell = Math.max(3, Math.min(largest, Math.floor((box.clientWidth - left - beyond - 2) / columns.length)));
     const width = left + cell * columns.length + beyond + 2;
     const height = above + cell * rows.length + 2;
     const dense = Math.max(1, Math.ceil(11 / cell)); // every so many have room for a name
@@ -53,17 +53,26 @@ export function matrix({ rows, columns, weights, hue = "read", label, say, scale
     });
     pen.globalAlpha = 1;
     pen.textAlign = "left";
-    const gap = cell > 8 ? 1 : 0;
+    const gap = cell > 13 ? 1 : 0;
     pen.fillStyle = colour("paper");
     pen.fillRect(left, above, cell * columns.length, cell * rows.length);
     pen.fillStyle = colour(hue);
     weights.forEach((row, i) =>
       row.forEach((share, j) => {
-        pen.globalAlpha = shade(share / scale);
+        pen.globalAlpha = shade((share - from) / (1 - from || 1));
         pen.fillRect(left + cell * j + gap, above + cell * i + gap, cell - 2 * gap, cell - 2 * gap);
       }),
     );
     pen.globalAlpha = 1;
+    if (numbers && cell > 30) {
+      pen.textAlign = "center";
+      weights.forEach((row, i) =>
+        row.forEach((share, j) => {
+          pen.fillStyle = colour(shade((share - from) / (1 - from || 1)) > 0.55 ? "card" : "ink");
+          pen.fillText(share.toFixed(2), left + cell * (j + 0.5), above + cell * (i + 0.5));
+        }),
+      );
+    }
     if (at) {
       pen.strokeStyle = colour("ink");
       pen.lineWidth = 1.5;

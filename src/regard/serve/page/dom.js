@@ -18,7 +18,7 @@ function fill(element, props, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "style") for (const [key, to] of Object.entries(value)) element.style.setProperty(key, to);
     else if (name === "tip") element.dataset.tip = value;
-    else if (name in element && typeof value !== "string") element[name] = value;
+    else if (element instanceof HTMLElement && name in element && typeof value !== "string") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.flat().filter((child) => child !== null && child !== undefined));
@@ -39,12 +39,21 @@ export function short(text, most = 60) {
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
 }
 
+/** The end of a text. */
+export function tail(text, most) {
+  const letters = [...text];
+  return letters.length > most ? `…${letters.slice(1 - most).join("")}` : text;
+}
+
 // -- the server ---------------------------------------------------------------------------
+
+/** Why there is no answer, in the server's own line. */
+export class Refusal extends Error {}
 
 let key = sessionStorage.getItem("key");
 let asking = 0;
 
-/** POST where there is a body, else GET. Throws an Error with the server's own line where it refuses. */
+/** POST where there is a body, else GET. Throws a Refusal where the server refuses. */
 export async function ask(path, body, signal) {
   busy(1);
   try {
@@ -70,7 +79,7 @@ export async function* stream(path, body, signal) {
       for (const event of events) {
         if (event === "data: [DONE]") return;
         const said = JSON.parse(event.slice("data: ".length));
-        if (said.error) throw new Error(said.error.message);
+        if (said.error) throw new Refusal(said.error.message);
         yield said;
       }
     }
@@ -88,7 +97,7 @@ async function send(path, body, signal) {
     answer = await fetch(path, how);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("The server does not answer. Is it still running?");
+    throw new Refusal("The server does not answer. Is it still running?");
   }
   if (answer.status === 401) {
     key = await wanted();
@@ -97,7 +106,7 @@ async function send(path, body, signal) {
   }
   if (answer.ok) return answer;
   const told = await answer.json().catch(() => ({}));
-  throw new Error(told.error?.message ?? `The server answered with ${answer.status}.`);
+  throw new Refusal(told.error?.message ?? `The server answered with ${answer.status}.`);
 }
 
 let waiting; // one question for the key, however many requests wait for it
@@ -141,7 +150,9 @@ export function lately(work, report, delay = 250) {
         report("");
         await work(signal, ...given);
       } catch (error) {
-        if (error.name !== "AbortError" && !signal.aborted) report(error.message);
+        if (error.name === "AbortError" || signal.aborted) return;
+        report(error.message);
+        if (!(error instanceof Refusal)) console.error(error); // a mistake of ours
       }
     }, wait);
   };
@@ -185,7 +196,7 @@ export function choice(legend, options, value, changed) {
 }
 
 export function slider(label, { min, max, step, value, say = String }, changed) {
-  const shown = h("output", {}, say(value));
+  const shown = h("span", {}, say(value));
   const input = h("input", { type: "range", min: String(min), max: String(max), step: String(step), value: String(value), "aria-label": label, "aria-valuetext": say(value) });
   input.addEventListener("input", () => {
     shown.textContent = say(Number(input.value));

@@ -1,6 +1,6 @@
 // A view for each job: what is typed on one side, what the model makes of it on the other, and what happened below.
 
-import { attention, matrix, ramp } from "./attention.js";
+import { attention, matrix } from "./attention.js";
 import { ask, bars, choice, counted, fixed, h, lately, percent, short, slider, stream, strip } from "./dom.js";
 import { imageView } from "./images.js";
 import { search } from "./tree.js";
@@ -89,7 +89,7 @@ function translate(model) {
     chosen: (to) => ((sentence = to), grow.now()),
     grown: () => see(),
   });
-  const [inside, see] = attention(model, () => told() ?? whole);
+  const [inside, see] = attention(model, () => (tree.open ? told() : whole));
 
   const input = asking(model, {
     label: "Text", text: EXAMPLES.translate, hint: "Type a sentence",
@@ -101,7 +101,7 @@ function translate(model) {
         const { answers: [best] } = await ask("translate", { model: model.name, texts: [text], beam, n_best: beam }, signal);
         said.textContent = best.text;
         whole = { text, target: best.text };
-        see();
+        if (!tree.open) see();
         about.textContent = `${counted(best.tokens.length, "token")}, probability ${percent(Math.exp(best.logprob))}`;
         tokens.replaceChildren(strip({ tokens: best.tokens, label: "Tokens of the translation" }));
         return best.others?.length ? [h("h3", {}, "Other ways"), ways(best.others)] : [];
@@ -349,7 +349,7 @@ const MOST_COMPARED = 32;
 
 function compared(model) {
   const view = h("div");
-  const out = h("section", { class: "card" }, h("h3", {}, "How alike they are"), h("div", { class: "row" }, h("span", { class: "note" }, "The cosine of each two lines’ vectors"), ramp()), view);
+  const out = h("section", { class: "card" }, h("h3", {}, "How alike they are"), h("p", { class: "note" }, "The cosine of each two lines’ vectors; the least alike are pale."), view);
   const input = asking(model, {
     label: "Lines", text: EXAMPLES.compare, hint: "A text a line", lines: true,
     changed: (text, signal) =>
@@ -359,7 +359,8 @@ function compared(model) {
         const { vectors } = await ask("embed", { model: model.name, texts }, signal);
         const weights = vectors.map((a) => vectors.map((b) => a.reduce((sum, x, i) => sum + x * b[i], 0)));
         const say = (i, j) => `${short(texts[i], 40)} · ${short(texts[j], 40)}: ${fixed(weights[i][j], 3)}`;
-        return matrix({ rows: texts, columns: texts.map((_, i) => String(i + 1)), weights, label: "Similarity of the lines", say });
+        const rows = texts.map((line, i) => `${i + 1} ${line}`);
+        return matrix({ rows, columns: texts.map((_, i) => String(i + 1)), weights, label: "Similarity of the lines", say, from: Math.min(...weights.flat()), largest: 46, numbers: true });
       }),
   });
   return [[panes(input.box, out)], input.start];

@@ -1,37 +1,49 @@
 // What a search did, step by step: the ways it went, those it gave up and why, and what it saw at each step.
 
-import { ask, bars, chip, counted, choice, colour, drawn, fixed, h, lately, percent, s, shade, short, slider, tell } from "./dom.js";
+import { ask, bare, bars, chip, choice, colour, counted, fixed, h, lately, percent, s, shade, short, slider, tail } from "./dom.js";
 
-const ROW = 30;
+const ROW = 37;
 const GAP = 26; // between two columns
 const LETTER = 7.9;
-const GHOSTS = 2; // of what is given up, so many of each way are drawn
+const GHOSTS = 1; // of what is given up, so many of each way are drawn
 const SHOWN = 6; // candidates of each way in the list of a step
 
-/** A trace as a tree: nodes by their column, each with its parent. The best way's nodes are marked. */
-export function planted({ steps, best }) {
+/** A trace as a tree: nodes by their column, each with its parent; those of the best answer are marked. */
+export function planted({ steps, finished }) {
+  const answer = finished.find((one) => one.answer);
   const columns = [];
-  let live = [null]; // the nodes that the ways of a step stand on
+  let live = new Map([[0, null]]); // what the ways of a step stand on
   steps.forEach(({ ways }, t) => {
     const column = [];
-    const next = [];
-    ways.forEach((way, k) => {
+    const next = new Map();
+    for (const way of ways) {
       let ghosts = 0;
-      way.candidates.forEach((candidate) => {
-        const { fate } = candidate;
-        if (fate === "pruned" && ghosts++ >= GHOSTS) return;
-        const node = { t, parent: live[k], ...candidate };
+      for (const candidate of way.candidates) {
+        if (candidate.fate === "pruned" && ghosts++ >= GHOSTS) continue;
+        const node = { t, parent: live.get(way.number), ...candidate };
         column.push(node);
-        if (fate === "taken") next[candidate.to] = node;
-      });
-    });
+        for (const into of candidate.into) next.set(into, node);
+        if (answer && answer.step === t && answer.way === way.number && answer.id === candidate.id)
+          for (let one = node; one; one = one.parent) one.best = true;
+      }
+    }
     columns.push(column);
     live = next;
   });
-  // From the end of the best way back to its beginning.
-  const last = columns.flat().find((node) => node.best);
-  for (let node = last; node; node = node.parent) node.best = true;
-  return columns.filter((column) => column.length);
+  return columns;
+}
+
+/** The best answer's ways, step by step: [way] for each of its tokens. */
+function trail({ steps, finished }) {
+  const answer = finished.find((one) => one.answer);
+  if (!answer) return [];
+  const found = [];
+  for (let t = answer.step, number = answer.way; t >= 0; t--) {
+    const way = steps[t].ways.find((one) => one.number === number);
+    found.unshift(way);
+    number = way.parent ?? 0;
+  }
+  return found;
 }
 
 /** Gives every node a row: the best way goes straight, and others find the nearest place to their parents. */
@@ -52,7 +64,8 @@ export function placed(columns) {
   return [low, high];
 }
 
-const rank = (node) => ({ taken: 2, ended: 1 })[node.fate] ?? 0;
+const rank = (node) => ({ taken: 2, ended: 1, cut: 1 })[node.fate] ?? 0;
+const KIND = { taken: "live", ended: "live", cut: "live", stopped: "cut", pruned: "cut" };
 
 /** The tree as a picture; `go(t)` hears of the step that is clicked. */
 function picture(columns, go) {
@@ -60,17 +73,17 @@ function picture(columns, go) {
   let x = 4;
   const marks = [];
   for (const column of columns) {
-    const width = 18 + LETTER * Math.min(18, Math.max(...column.map(({ token }) => [...token].length), 3));
+    const width = 18 + LETTER * Math.min(18, Math.max(...column.map(({ token }) => [...bare(token)].length), 5));
     for (const node of column) {
       const y = (node.row - low) * ROW + 4;
       Object.assign(node, { x, y: y + ROW / 2 - 3, width });
-      const kind = `${node.best ? "best" : { taken: "live", ended: "live", pruned: "cut" }[node.fate]}`;
+      const kind = node.best ? "best" : KIND[node.fate];
       const about = `${node.token}: ${percent(Math.exp(node.logprob))}, log-probability of the whole ${fixed(node.total)}\n${node.why}`;
       const box = s("g", { class: `node ${kind}`, "data-t": String(node.t), "data-tip": about, onclick: () => go(node.t) });
       box.append(
         s("rect", { x, y, width, height: ROW - 6, rx: 5 }),
-        s("text", { x: x + 7, y: y + 11 }, short(node.token, 18)),
-        s("text", { x: x + 7, y: y + 21, class: "p" }, percent(Math.exp(node.logprob)) + (node.fate === "ended" ? " · end" : "")),
+        s("text", { x: x + 7, y: y + 14 }, short(bare(node.token), 18)),
+        s("text", { x: x + 7, y: y + 26, class: "p" }, percent(Math.exp(node.logprob)) + (node.fate === "ended" ? " · end" : "")),
       );
       marks.push(box);
       if (node.parent) {
@@ -85,10 +98,16 @@ function picture(columns, go) {
   return s("svg", { width: x - GAP + 8, height, viewBox: `0 0 ${x - GAP + 8} ${height}`, role: "img", "aria-label": "The search as a tree" }, ...marks);
 }
 
+/** What each way had written before each step. */
+function told({ steps }) {
+  let before = new Map([[0, ""]]);
+  return steps.map(({ ways }) => (before = new Map(ways.map((way) => [way.number, before.get(way.parent ?? 0) + way.added]))));
+}
+
 /** The search of a model over what `given()` says. Returns [element, refresh, told]; told() is what was found. */
 export function search(model, title, given, { chosen = () => {}, grown = () => {}, open = true } = {}) {
   let trace = null;
-  let seen = null; // what was looked at to write each token
+  let texts = []; // of each way before each step
   let step = 0;
   let timer = null;
   const problem = h("p", { class: "bad", role: "status" });
@@ -101,8 +120,8 @@ export function search(model, title, given, { chosen = () => {}, grown = () => {
   function show() {
     const columns = planted(trace);
     scroll.replaceChildren(picture(columns, to));
-    step = Math.min(step, columns.length - 1);
-    stop();
+    clearInterval(timer);
+    timer = null;
     const control = slider("Step", { min: 1, max: columns.length, step: 1, value: columns.length, say: (n) => `${n} of ${columns.length}` }, (n) => (stop(), go(n - 1)));
     const input = control.querySelector("input");
     const play = h("button", { type: "button", class: "button", onclick: () => (timer ? stop() : start()) }, "Play");
@@ -117,7 +136,7 @@ export function search(model, title, given, { chosen = () => {}, grown = () => {
     function stop() {
       clearInterval(timer);
       timer = null;
-      if (play) play.textContent = "Play";
+      play.textContent = "Play";
     }
     function to(t) {
       input.value = String(t + 1);
@@ -148,30 +167,35 @@ export function search(model, title, given, { chosen = () => {}, grown = () => {
   /** One step: what is written so far, what was looked at, and what came next in each of the ways. */
   function stepView(t) {
     const { ways } = trace.steps[t];
-    const written = trace.best.tokens;
-    const chips = written.map((token, i) => chip(token, { class: `write${i > t ? " masked" : i === t ? " on" : ""}`, tip: i > t ? "not yet written: out of sight" : token }));
-    const parts = [h("h3", {}, "Written so far; what comes later is masked"), h("div", { class: "strip" }, chips)];
-    const row = seen?.weights[t];
-    if (row) {
-      const shown = seen.columns.map((token, j) => {
-        const one = chip(token, { tip: `${token}: ${percent(row[j])}` });
-        one.style.background = `color-mix(in srgb, ${colour("read")} ${Math.round(75 * shade(row[j]))}%, ${colour("card")})`;
+    const best = trail(trace);
+    const on = best[t] ?? ways[0];
+    const written = best.slice(1).map((way) => way.token);
+    const last = trace.finished.find((one) => one.answer);
+    const end = last && trace.steps[last.step].ways.find((way) => way.number === last.way)?.candidates.find(({ id }) => id === last.id);
+    if (end) written.push(end.token);
+    const chips = written.map((token, i) => chip(token, { class: `write${i > t ? " masked" : i === t ? " on" : ""}`, tip: i > t ? "not yet written: masked" : i === t ? "written in this step" : "seen in this step" }));
+    const hidden = t < written.length - 1 ? "; what is hatched comes later, and is masked" : "";
+    const parts = [h("h3", {}, `Written so far${hidden}`), h("div", { class: "strip" }, chips)];
+    if (on.attention && !trace.side) {
+      const shown = trace.source.map((token, j) => {
+        const one = chip(token, { tip: `${token}: ${percent(on.attention[j])}` });
+        one.style.background = `color-mix(in srgb, ${colour("read")} ${Math.round(75 * shade(on.attention[j]))}%, ${colour("card")})`;
         return one;
       });
-      parts.push(h("h3", {}, `Where it looked to write ${written[t] ?? "the end"} (layer ${seen.layer}, head ${seen.head + 1})`), h("div", { class: "strip seen" }, shown));
+      parts.push(h("h3", {}, `Where it looked to write ${written[t] ?? "the next"} (layer ${trace.layer}, all heads)`), h("div", { class: "strip seen" }, shown));
     }
     const each = ways.map((way) =>
       h(
         "div",
         {},
-        h("h3", { dir: "auto" }, way.tokens.length ? `After ${short(way.text, 44)}` : "At the beginning"),
+        h("h3", { dir: "auto" }, texts[t].get(way.number) ? `After “${tail(texts[t].get(way.number), 40)}”` : "At the beginning"),
         bars(
-          way.candidates.slice(0, SHOWN).map((one) => ({ name: one.token, share: Math.exp(one.logprob), out: one.fate === "pruned", tip: `${one.why}\nlog-probability of the whole ${fixed(one.total)}` })),
+          way.candidates.slice(0, SHOWN).map((one) => ({ name: one.token, share: Math.exp(one.logprob), out: KIND[one.fate] === "cut", tip: `${one.why}\nlog-probability of the whole ${fixed(one.total)}` })),
           "Candidates",
         ),
       ),
     );
-    return h("div", {}, parts, h("div", { class: "stepper" }, each));
+    return h("div", {}, parts, h("div", { class: "stepper" }, each), t === trace.steps.length - 1 && trace.over ? h("p", { class: "note" }, `The search ended: ${trace.over}.`) : null);
   }
 
   const refresh = lately(async (signal) => {
@@ -180,22 +204,17 @@ export function search(model, title, given, { chosen = () => {}, grown = () => {
     scroll.classList.add("stale");
     try {
       trace = await ask("look/trace", { model: model.name, ...what }, signal);
-      const several = trace.sentences?.length > 1;
+      const several = trace.sentences.length > 1;
       sentences.replaceChildren(
         ...(several ? [h("span", { class: "legend" }, counted(trace.sentences.length, "sentence")), choice("Sentence", trace.sentences.slice(0, 12).map((text, i) => [i, short(text, 24)]), trace.sentence, chosen)] : []),
       );
-      grown(trace);
-      seen = null;
+      texts = told(trace);
+      grown();
       show();
-      if (model.shape === "encoder-decoder" && model.attention.length) {
-        seen = await ask("look/attention", { model: model.name, text: trace.source, target: trace.best.text }, signal);
-        if (seen.block[0] > 1) seen = null;
-        go(step, false);
-      }
     } finally {
       scroll.classList.remove("stale");
     }
   }, (line) => (problem.textContent = line), 300);
   box.addEventListener("toggle", () => box.open && !trace && refresh.now());
-  return [box, refresh, () => trace && { text: trace.source, target: trace.best.text }];
+  return [box, refresh, () => trace && { text: trace.text, target: trace.answer.text }];
 }

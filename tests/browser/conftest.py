@@ -1,0 +1,79 @@
+"""One server with a model of every kind and one browser for all tests of the page; each test has a page of its own, and
+fails if anything was said in the console, thrown, or asked of another host."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from regard import load
+from regard.model import SHIPPED
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+DOCS = os.environ.get("REGARD_SHOTS") == "docs"  # then the pictures of README.md are made anew
+SHOTS = Path(__file__).parent / "shots"  # which git ignores
+
+
+@pytest.fixture(scope="package")
+def server():
+    pytest.importorskip("fastapi", reason="serve is not installed")
+    from browser.models import every_kind
+    from serve.conftest import serving
+
+    shipped = {"en-de": load("en-de")} if (SHIPPED / "en-de").is_dir() else {}
+    with serving({**every_kind(), **shipped}) as client:
+        yield client
+
+
+@pytest.fixture(scope="package")
+def browser():
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium on this machine: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(server, browser):
+    """A function that opens the page: ``visit("writer", width=360, dark=True)``."""
+    contexts, trouble = [], []
+
+    def visit(where="", *, client=server, width=1_180, height=900, dark=False, refusals=False):
+        home = f"http://127.0.0.1:{client.port}/"
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
+        contexts.append(context)
+        context.set_default_timeout(10_000)
+        page = context.new_page()
+
+        def said(message):
+            refused = message.text.startswith("Failed to load resource") and refusals
+            if message.type in ("error", "warning") and not refused:
+                trouble.append(f"console: {message.text}")
+
+        page.on("console", said)
+        page.on("pageerror", lambda error: trouble.append(f"thrown: {error}"))
+        page.on("dialog", lambda dialog: (trouble.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on(
+            "request",
+            lambda request: request.url.startswith((home, "data:", "blob:")) or trouble.append(f"asked {request.url}"),
+        )
+        page.goto(f"{home}#{where}")
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert not trouble
+
+
+def shot(page, name, *, docs=None, **how):
+    """Save a picture; one of README.md's there, where it is to be made anew."""
+    SHOTS.mkdir(exist_ok=True)
+    page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
+    if docs and DOCS:
+        page.screenshot(path=Path(__file__).parents[2] / "docs" / f"{docs}.png", **how)
