@@ -92,7 +92,7 @@ class HeadTable:
             table.add_column(str(head), justify="right")
         for layer, of in self.changes.items():
             table.add_row(layer, *(f"{by:+.3f}" for by in of))
-        return Group(Text(f"loss {self.loss:.4f}; what it gains without each head:\n"), table)
+        return Group(Text(f"loss {self.loss:.4f}; by how much it changes without each head:\n"), table)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from regard.nn import Attended
 from regard.schema import suggest
 
 if TYPE_CHECKING:
+    from regard.look.patches import Rollout
     from regard.model import Model
 
 SHARPEST = 8  # heads that are told of
@@ -138,6 +139,7 @@ class Attention:
     image: UInt8[NDArray, "H W 3"] | None = None
     side: int | None = None
     said: str | None = None  # what was written, or given as written
+    pool: str | None = None  # how a head reads the encoder: "class", "end" or "mean"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -180,6 +182,15 @@ class Attention:
         steps = [(layer.formed().double().numpy(), layer.is_cross) for layer in mine]
         flow = rolled_over(steps, memory)
         return Looks(name=f"{tower}, rollout", rows=mine[0].rows, columns=columns, weights=flow.astype(np.float32))
+
+    def over_image(self) -> Rollout:
+        """How much of each patch of the image reaches what the model's head reads, by rollout."""
+        from regard.look.patches import Rollout
+
+        if self.image is None or self.side is None or self.pool is None:
+            raise InputError("rollout over an image: there is none, or no head that reads one vector of it")
+        shares = head_reads(self.rollout("encoder").weights, self.pool)[-(self.side**2) :]
+        return Rollout(weights=shares.reshape(self.side, self.side), picture=self.image)
 
     def _of(self, tower: str) -> list[Layer]:
         return [layer for layer in self.layers if layer.name.startswith(f"{tower}.")]
@@ -240,13 +251,14 @@ class Attention:
             write_text(path, self.report(layer, head))
             return path
         if head is not None:
-            return self._chosen(layer).head(head).save(path)
-        return pictures.save(path, pictures.head_grid, [self._chosen(layer)] if layer is not None else self.layers)
+            return self.one(layer).head(head).save(path)
+        return pictures.save(path, pictures.head_grid, [self.one(layer)] if layer is not None else self.layers)
 
-    def _chosen(self, layer: str | int | None) -> Layer:
+    def one(self, layer: str | int | None) -> Layer:
+        """A layer; left out, the only one."""
         if layer is None and len(self.layers) > 1:
             raise InputError(f"head: of which layer? there are {', '.join(self.names)}")
-        return self.layers[0] if layer is None else self[layer]
+        return next(iter(self.layers)) if layer is None else self[layer]
 
     def show(self) -> Path:
         """Open the report in a browser; the file that it is in."""
@@ -292,6 +304,7 @@ def attention(
         image=inputs.image,
         side=inputs.side,
         said=inputs.said,
+        pool=getattr(model.config.head, "pool", None) if model.config.shape != "encoder-decoder" else None,
     )
 
 
@@ -388,7 +401,8 @@ def head_reads(flow: Float[NDArray, "T T"], pool: str) -> Float[NDArray, " T"]:
 
 
 def habit(seen: Looks) -> tuple[str, float]:
-    """Where a head looks most, over all rows: at itself, at a neighbour, or at one position; and with which share.
+    """Where a head looks most, over all rows: at itself, at a neighbour, at one position, or each row elsewhere, if
+    that has half of the attention and none of the others a quarter; and with which share.
 
     >>> habit(Looks(name="", rows=("a", "b", "c"), columns=("a", "b", "c"), weights=np.eye(3)[[0, 0, 1]]))
     ('the one before', 1.0)
@@ -401,4 +415,6 @@ def habit(seen: Looks) -> tuple[str, float]:
             here = np.diagonal(seen.weights, by)
             found[name] = float(here.mean()) if len(here) else 0.0
     where = max(found, key=found.__getitem__)
+    if found[where] < 0.25 and (own := float(seen.weights.max(1).mean())) > 0.5:
+        return "each at a place of its own", own
     return where, found[where]

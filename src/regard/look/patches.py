@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from regard.config import Contrastive, Grid, InputError, Patches, Pooled
 from regard.files import drafted
-from regard.look.attention import attention, head_reads
+from regard.look.attention import attention
 
 if TYPE_CHECKING:
     from regard.model import Model
@@ -79,8 +79,4 @@ def rollout(model: Model, image: Any) -> Rollout:
         raise InputError(f"{name}: reads no images; give another model")
     if not model.net.attention_layers()["encoder"] or not isinstance(head, Pooled | Contrastive):
         raise InputError(f"{name}: has no attention under a head that reads one vector; give a ViT")
-    seen = attention(model, image, layers="encoder")
-    assert seen.image is not None
-    side = encoder.input.side
-    shares = head_reads(seen.rollout().weights, head.pool)[-(side**2) :].reshape(side, side)
-    return Rollout(weights=shares, picture=seen.image)
+    return attention(model, image, layers="encoder").over_image()

@@ -1,0 +1,173 @@
+"""Attention as a page that needs nothing else: one HTML file with its own styles, script and numbers, no network.
+
+Numbers are square roots of weights, which tells small ones apart: every head in 8 bits, put together to at most
+``SMALL`` times ``SMALL`` blocks; the chosen one, or all where they are few, in 16 bits as it is. A block is the share
+that its rows spend on its columns, so that rows still sum to 1. The files in assets/ are also the page's of ``regard
+serve``.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from contextlib import suppress
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from numpy.typing import NDArray
+
+from regard.config import InputError
+from regard.look.alignment import spread
+from regard.look.attention import entropy
+
+if TYPE_CHECKING:
+    from regard.look.attention import Attention
+
+SMALL = 48
+FULL = 1_000_000  # cells that may be in full beside the chosen head's: two bytes each
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def asset(name: str) -> str:
+    """The text of a file beside the package."""
+    return files("regard.look").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def page(seen: Attention, layer: str | int | None = None, head: int | None = None) -> str:
+    """The report."""
+    said = f"<p>written: <bdi>{html.escape(seen.said)}</bdi></p>" if seen.said else ""
+    # Inside a script element only "<" could end it.
+    numbers = json.dumps(data(seen, layer, head), ensure_ascii=False).replace("<", "\\u003c")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>What a model attends to</title>
+<style>
+body {{ margin: 0; }}
+body > .att {{ padding: 1.25rem; min-height: 100vh; }}
+h1 {{ font-size: 1.25rem; margin: 0 0 .5rem; }}
+{asset("attention.css")}</style>
+</head>
+<body>
+<div class="att">
+<h1>What the model attends to</h1>
+{said}<div id="attention"><noscript>This page draws its numbers with JavaScript, which is off.</noscript></div>
+</div>
+<script type="application/json" id="numbers">{numbers}</script>
+<script>
+{asset("attention.js")}
+showAttention(document.getElementById("attention"), JSON.parse(document.getElementById("numbers").textContent));
+</script>
+</body>
+</html>
+"""
+
+
+def data(seen: Attention, layer: str | int | None = None, head: int | None = None) -> dict[str, Any]:
+    """What the page draws, ready for JSON. Left out, the chosen head is the one whose looks go to the most different
+    places, of the cross-attentions where there are any.
+
+    >>> import torch
+    >>> from regard import Model, Transformer, presets
+    >>> model = Model(Transformer(presets.tiny_decoder()), "generate", None)
+    >>> found = data(model.attention(torch.tensor([5, 7, 11])), layer=1, head=2)
+    >>> found["chosen"], found["layers"][1]["small"]["shape"], len(found["full"])
+    ({'layer': 1, 'head': 2}, [3, 3], 6)
+    """
+    names: dict[tuple[str, ...], int] = {}
+    layers: list[dict[str, Any]] = []
+    full: dict[str, str] = {}
+    spreads: dict[tuple[bool, int, int], float] = {}
+    cells = sum(x.n_heads * len(x.rows) * len(x.columns) for x in seen.layers)
+    for i, one in enumerate(seen.layers):
+        weights = one.formed()
+        small = downsampled(weights.numpy(), SMALL)
+        layers.append(
+            {
+                "name": one.name,
+                "heads": one.n_heads,
+                "rows": names.setdefault(one.rows, len(names)),
+                "columns": names.setdefault(one.columns, len(names)),
+                "entropy": [round(bits, 4) for bits in entropy(weights).tolist()],
+                "small": {"shape": list(small.shape[1:]), "data": _text(np.sqrt(small) * 255, "u1")},
+                "writes": one.name.startswith("decoder."),
+                "image": seen.side is not None and one.columns[-1] == f"{seen.side},{seen.side}",
+            }
+        )
+        spreads |= {(one.is_cross, i, h): by for h, by in enumerate(spread(weights).tolist())}
+        if cells <= FULL:
+            full |= {f"{i}/{h}": full_head(of) for h, of in enumerate(weights.numpy())}
+    place, number = _chosen(seen, layer, head, spreads)
+    if cells > FULL:
+        full[f"{place}/{number}"] = full_head(seen.layers[place].head(number).weights)
+    told = {"layers": layers, "names": [list(of) for of in names], "chosen": {"layer": place, "head": number}}
+    return {**told, "full": full, **_image(seen)}
+
+
+def full_head(weights: Float[NDArray, "T S"]) -> str:
+    """One head as the page wants it in full: square roots in 16 bits, little-endian, in base 64."""
+    return _text(np.sqrt(weights) * 65_535, "<u2")
+
+
+def downsampled(weights: Float[NDArray, "H T S"], most: int) -> Float[NDArray, "H t s"]:
+    """Weights in at most so many rows and columns of blocks: of rows the mean, of columns the sum, so that rows still
+    sum to 1.
+
+    >>> downsampled(np.array([[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]]]), 2)
+    array([[[0.5 , 0.5 ],
+            [0.  , 1.  ]]])
+    """
+    _, t, s = weights.shape
+    if s > most:
+        weights = np.add.reduceat(weights, _bounds(s, most), axis=2)
+    if t > most:
+        rows = _bounds(t, most)
+        weights = np.add.reduceat(weights, rows, axis=1) / np.diff([*rows, t])[:, None]
+    return weights
+
+
+def _bounds(n: int, most: int) -> list[int]:
+    """Where blocks begin: the page computes the same."""
+    return [i * n // most for i in range(most)]
+
+
+def _text(values: Float[NDArray, "..."], kind: str) -> str:
+    return base64.b64encode(np.rint(values).astype(kind).tobytes()).decode("ascii")
+
+
+def _chosen(
+    seen: Attention, layer: str | int | None, head: int | None, spreads: dict[tuple[bool, int, int], float]
+) -> tuple[int, int]:
+    if layer is not None or head is not None:
+        one = seen.one(layer)
+        one.head(head)  # it is there
+        at = seen.layers.index(one)
+        spreads = {(c, i, h): by for (c, i, h), by in spreads.items() if i == at and head in (None, h)}
+    crosses = any(is_cross for is_cross, _, _ in spreads)
+    _, place, number = max((key for key in spreads if key[0] == crosses), key=lambda key: spreads[key])
+    return place, number
+
+
+def _image(seen: Attention) -> dict[str, Any]:
+    if seen.image is None:
+        return {}
+    told: dict[str, Any] = {"image": f"data:image/jpeg;base64,{_jpeg(seen.image)}", "side": seen.side}
+    with suppress(InputError):  # no head that reads one vector, or not all layers
+        told["rollout"] = [round(share, 6) for share in seen.over_image().weights.flatten().tolist()]
+    return told
+
+
+def _jpeg(image: UInt8[NDArray, "H W 3"]) -> str:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, format="jpeg", quality=88)
+    return base64.b64encode(file.getvalue()).decode("ascii")
