@@ -59,7 +59,9 @@ def tokens_of(page, label="Tokens of the text"):
 
 
 def settle(page):
-    page.wait_for_load_state("networkidle")
+    """Wait until nothing is asked any more, or about to be."""
+    page.wait_for_selector("main:has(*)[aria-busy=false]")
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 20)))")  # it is drawn
 
 
 @pytest.fixture(scope="module")
@@ -396,14 +398,8 @@ def test_the_darkest_cell_is_the_strongest_look(visit):
     shown = np.array(Image.open(io.BytesIO(page.locator(".matrix canvas").screenshot())).convert("L"), float)
     last, cell = np.array(got["weights"][-1]), 30  # as wide as few cells are; the last row ends two pixels above the end
     line = shown[-cell:-4].mean(0)
-    marks = np.flatnonzero(line < line.max() - 1)
-    darkest = int(line.argmin())
-    assert darkest >= marks.min()
-    right = shown.shape[1] - np.array([0])  # names may lean out on the right: the cells begin after the row's name
-    assert right[0] > 0
-    pixels = [line[darkest + cell * (j - int(last.argmax()))] for j in range(len(last)) if 0 <= darkest + cell * (j - int(last.argmax())) < len(line)]
-    assert len(pixels) == len(last)
-    assert [*np.argsort(pixels)][0] == int(last.argmax())
+    begin = int(line.argmin()) - cell * int(last.argmax())  # within the first cell, if it is as it should be
+    pixels = [line[begin + cell * j] for j in range(len(last))]
     assert np.corrcoef(pixels, last**0.6)[0, 1] < -0.99  # the more, the darker
 
 
@@ -477,30 +473,35 @@ def test_the_sentence_is_chosen(visit):
         ("drawer", "draw", "texts"),
     ],
 )
-@pytest.mark.parametrize("text", [SCRIPT, ARABIC, LONG], ids=["script", "arabic", "2000 tokens"])
-def test_anything_is_shown_as_text(visit, where, path, key, text):
-    text = f"{text} [MASK]" if where == "filler" else text
-    page = visit(where, refusals=where in ("drawer", "translator", "searcher"))
-    sent = text if key == "prompt" else [text]
-    with page.expect_response(lambda r: r.url.endswith(f"/{path}") and r.request.post_data_json.get(key) == sent) as answer:
-        got = typed(page, "look/tokens", text, text=text)
-    if where == "drawer" and text is not ARABIC:
-        assert answer.value.status == 422
-        expect(page.locator(".bad").first).to_contain_text("say it shorter")
-    else:
-        assert answer.value.status == 200
-    expect(page.locator(".strip").first.locator(".tok")).to_have_count(len(got["tokens"]))
-    assert tokens_of(page) == got["tokens"]
+def test_anything_is_shown_as_text(visit, where, path, key):
+    page = visit(where, refusals=where in ("drawer", "translator", "searcher"))  # there is nothing to translate in ARABIC
     settle(page)
-    assert page.locator("main").locator("script, b, img:not(.drawn img)").count() == 0
-    if where == "tagger":
-        said = page.locator(".tagged > span").evaluate_all("all => all.map(e => e.firstChild.textContent).join(' ')")
-        assert said == " ".join(text.split())
-    if where in ("writer", "filler", "classifier", "tagger"):
-        rows = page.locator(".web ol").first.locator(".tok")
-        assert 0 < rows.count() <= 200
-        joined = "".join(rows.all_text_contents()).replace(" ", "")
-        assert joined == "".join(got["tokens"]).replace(" ", "")
+    for text in (SCRIPT, ARABIC, LONG):
+        text = f"{text} [MASK]" if where == "filler" else text
+        sent = text if key == "prompt" else [text]
+        with page.expect_response(
+            lambda response, sent=sent: (
+                response.url.endswith(f"/{path}") and response.request.post_data_json.get(key) == sent
+            )
+        ) as answer:
+            got = typed(page, "look/tokens", text, text=text)
+        if where == "drawer" and text is not ARABIC:
+            assert answer.value.status == 422
+            expect(page.locator(".bad").first).to_contain_text("say it shorter")
+        else:
+            assert answer.value.status == 200
+        settle(page)
+        assert tokens_of(page) == got["tokens"]
+        assert page.locator("main").locator("script, b, img:not(.drawn img)").count() == 0
+        if where == "tagger":
+            said = page.locator(".tagged > span").evaluate_all("all => all.map(e => e.firstChild.textContent).join(' ')")
+            assert said == " ".join(text.split())
+        if where in ("writer", "filler", "classifier", "tagger"):
+            rows = page.locator(".web ol").first.locator(".tok")
+            assert 0 < rows.count() <= 200
+            joined = "".join(rows.all_text_contents()).replace(" ", "")
+            assert joined == "".join(got["tokens"]).replace(" ", "")
+    shot(page, f"long-{where.replace('/', '-')}")
 
 
 # ---------------------------------------------------------------------------------------
@@ -517,13 +518,14 @@ def test_the_page_can_be_used_by_keys(visit):
             """() => {
                 const e = document.activeElement, label = e.closest("label");
                 const ringed = [e, label, e.nextElementSibling].some((x) => x && getComputedStyle(x).outlineStyle !== "none");
+                if (e === document.body) return ["the page itself", true];
                 return [e.ariaLabel || e.id || label?.textContent || e.textContent.trim().slice(0, 30), ringed];
             }"""
         )
-        if reached and name == reached[0]:
+        if name == "the page itself" or name in reached[:1]:
             break
         reached.append(name)
-        assert ring or name in ("", "regard"), f"{name} has the focus, and it cannot be seen"
+        assert ring, f"{name} has the focus, and it cannot be seen"
     order = ["models", "Light or dark", "Text with [MASK]", "Tokens of the text", "Insert [MASK]"]
     assert [name for name in reached if name in order] == order
     assert any(name.startswith("Head") for name in reached)
@@ -552,18 +554,19 @@ def test_light_and_dark(visit):
     assert page.evaluate(paper) == light
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize(
     "where",
     ["translator", "writer", "writer/chat", "filler", "classifier", "tagger", "filler/compare", "seer", "captioner", "matcher", "drawer"],
 )  # fmt: skip
-def test_a_phone_has_room_for_all(visit, photo, where, dark):
-    page = visit(where, width=360, height=740, dark=dark)
+def test_a_phone_has_room_for_all(visit, photo, where):
+    page = visit(where, width=360, height=740)
     if where in ("seer", "captioner", "matcher"):
         page.get_by_label("Choose an image").set_input_files(photo)
     settle(page)
-    assert page.evaluate("document.documentElement.scrollWidth") == 360
-    shot(page, f"phone-{where.replace('/', '-')}{'-dark' if dark else ''}")
+    for suffix in ("", "-dark"):
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+        shot(page, f"phone-{where.replace('/', '-')}{suffix}")
+        page.locator("#theme").click()
 
 
 def test_a_server_with_a_key_asks_for_it_once(visit, server):

@@ -132,20 +132,22 @@ function wanted() {
   return waiting;
 }
 
+/** Something more is under way, or less: what is about to be asked counts too. */
 function busy(change) {
   asking += change;
   document.getElementById("busy").hidden = asking === 0;
+  document.getElementById("main").setAttribute("aria-busy", String(asking > 0));
 }
 
 /** A function that runs a while after it was last called, or at once by its `now`; what it had begun is called off. */
 export function lately(work, report, delay = 250) {
-  let timer, control;
+  let control;
   const run = (wait) => (...given) => {
-    clearTimeout(timer);
     control?.abort();
     control = new AbortController();
     const { signal } = control;
-    timer = setTimeout(async () => {
+    const timer = setTimeout(async () => {
+      signal.removeEventListener("abort", never);
       try {
         report("");
         await work(signal, ...given);
@@ -153,8 +155,13 @@ export function lately(work, report, delay = 250) {
         if (error.name === "AbortError" || signal.aborted) return;
         report(error.message);
         if (!(error instanceof Refusal)) console.error(error); // a mistake of ours
+      } finally {
+        busy(-1);
       }
     }, wait);
+    const never = () => (clearTimeout(timer), busy(-1));
+    signal.addEventListener("abort", never);
+    busy(1);
   };
   return Object.assign(run(delay), { now: run(0) });
 }

@@ -60,8 +60,6 @@ async function begin() {
     ({ models } = await ask("look/models"));
   } catch (error) {
     return main.replaceChildren(h("p", { class: "card bad" }, error.message));
-  } finally {
-    main.removeAttribute("aria-busy");
   }
   select.replaceChildren(...models.map(({ name, task }) => h("option", { value: name }, `${name} (${task})`)));
   select.addEventListener("change", () => go(select.value));
