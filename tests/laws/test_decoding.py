@@ -10,7 +10,7 @@ from laws.cases import CASES, DECODERS, B, S, build, inputs, lengths_of, memory_
 from regard.config import ConfigError, InputError, Recurrent, Stack, Vocabulary
 from regard.decode import Decoding, recorded
 from regard.decode.recorded import Recorder
-from regard.decode.search import _Beams, drawn, largest, search
+from regard.decode.search import Beams, drawn, largest, search
 
 WRITERS = [name for name, config in DECODERS.items() if isinstance(config.head, Vocabulary)]
 END = 2
@@ -99,7 +99,7 @@ def test_a_score_is_the_models_own(name, how):
 def test_a_beam_of_one_is_greedy(name, beams, monkeypatch):
     """Token by token without a cache: always the most likely one. Also where a beam of 1 has no short cut."""
     if beams:
-        monkeypatch.setattr("regard.decode.search._Draws", _Beams)
+        monkeypatch.setattr("regard.decode.search.Draws", Beams)
     (model, first, prompt, lengths), together = found_in_batch(name, Decoding(beam=1))
     for row, (found,) in enumerate(together):
         memory, own = row_of(model, first, prompt, lengths, row)
@@ -201,7 +201,7 @@ def test_stopping_early_changes_nothing(name, ends, monkeypatch):
 
         model.decode = counted
         if not early:
-            monkeypatch.setattr("regard.decode.search._Beams._settled", lambda state: torch.zeros_like(state.done))
+            monkeypatch.setattr("regard.decode.search.Beams.settled", lambda state: torch.zeros_like(state.done))
         found = search(model, prompt, memory=memory, end=END, limits=[31, 29, 23], how=how, never=NEVER)
         steps.append(([[one.ids for one in row] for row in found], count))
     (with_bound, fewer), (without, more) = steps

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from regard.decode.search import Found, search
 from regard.decode.settings import Decoding
@@ -54,30 +55,34 @@ def caption(model: Model, images: Sequence[Any], *, progress: Progress | None = 
     """
     model.check_task("caption")
     how = Decoding(**options).validate()
-    writes, room = model.tokenizer, getattr(model.config.decoder, "position_limit", None)
-    limit = min(how.max_length or model.longest, room - 1 if room else how.max_length or model.longest)
     found: list[Caption] = []
     for pixels in pictures.batches(model, images, ways=how.ways):
-        with torch.inference_mode():
-            memory = model.net.encode(pixels)
-        rows = search(
-            model.net,
-            torch.full((len(pixels), 1), writes.start, device=model.device),
-            memory=memory,
-            end=writes.end,
-            limits=limit,
-            how=how,
-            never=model.never,
-            requests=range(len(found), len(found) + len(pixels)),
-            recorder=model.recorder,
-        )
-        found += [_captioned(model, sequences[: how.n_best]) for sequences in rows]
+        rows = search(model.net, **asked(model, pixels, how, len(found)))
+        found += [captioned(model, sequences[: how.n_best]) for sequences in rows]
         if progress is not None:
             progress(len(found), len(images), found[-1].text)
     return found
 
 
-def _captioned(model: Model, found: Sequence[Found]) -> Caption:
+@torch.inference_mode()
+def asked(model: Model, pixels: Tensor, how: Decoding, before: int = 0) -> dict[str, Any]:
+    """What is asked of a search for some images, after so many others."""
+    writes, room = model.tokenizer, getattr(model.config.decoder, "position_limit", None)
+    longest = how.max_length or model.longest
+    return {
+        "prompt": torch.full((len(pixels), 1), writes.start, device=model.device),
+        "memory": model.net.encode(pixels),
+        "end": writes.end,
+        "limits": min(longest, room - 1) if room else longest,
+        "how": how,
+        "never": model.never,
+        "requests": range(before, before + len(pixels)),
+        "recorder": model.recorder,
+    }
+
+
+def captioned(model: Model, found: Sequence[Found]) -> Caption:
+    """The best of what was found, with the others."""
     first, *others = (
         Caption(
             model.tokenizer.decode(one.ids), one.score, one.logprob, tuple(model.tokenizer.token(id) for id in one.ids)

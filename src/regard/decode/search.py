@@ -14,6 +14,7 @@ on the device; the host looks now and then which rows are done, takes their resu
   nothing.
 
 :func:`steps` hands out the state after each step, to who wants to see what is written as it is, or to end some of it.
+Who wants to see what it was chosen from gives a ``watch``, which is shown each :class:`Choice`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -49,6 +50,17 @@ class Found(NamedTuple):
     score: float
     ended: bool
     logprobs: tuple[float, ...] = ()
+
+
+class Choice(NamedTuple):
+    """What a step chose from, and what it took: tensors that nobody else changes. A beam looks at more continuations
+    than it takes, the best first; of draws they are those that were drawn, one for each way."""
+
+    logprobs: Float[Tensor, "B N V"]  # of each way there was; of what may not be written, none
+    choices: Float[Tensor, "B N V"]  # the same, or made less likely where it was used before
+    ids: Int[Tensor, "B M"]  # the continuations that were looked at
+    parents: Int[Tensor, "B M"]  # the way that each goes on from
+    taken: Int[Tensor, "B K"]  # which of those go on, way by way
 
 
 def search(
@@ -88,7 +100,7 @@ def steps(
     model: Transformer, prompt: Int[Tensor, "B T"], lengths: Int[Tensor, " B"] | None = None, **options: Any
 ) -> Iterator[State]:
     """The same step by step: what is chosen so far, of the rows that are not done, always in the same state. When there
-    are no more, its ``found`` has all. Options are those of :func:`search`."""
+    are no more, its ``found`` has all. Options are those of :func:`search`, and ``watch``."""
     running = Search(model, prompt, lengths, **options)
     while True:
         yield running.state
@@ -134,6 +146,7 @@ class Search:
         requests: Sequence[int] | None = None,
         seeds: Sequence[int] | None = None,
         recorder: Recorder | None = None,
+        watch: Callable[[Choice], None] | None = None,
     ):
         how.validate()
         rows = prompt.shape[0]
@@ -155,8 +168,9 @@ class Search:
             last = hidden[:, -1:]
         else:
             last = hidden.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
-        kind = _Draws if how.temperature or how.ways == 1 else _Beams
+        kind = Draws if how.temperature or how.ways == 1 else Beams
         state = kind(how, limits, most, ends, never, prompt.device, requests, seeds)
+        state.watch = watch
         if how.repetition_penalty != 1:
             state.of_rows["used"] = _used(prompt, lengths, how.ways, model.vocabulary_table().shape[0])
         ids, parents = state.step(model.logits(last).float())
@@ -278,6 +292,8 @@ class State(ABC):
     A step asks nothing of the host, the number of the step included, and changes tensors in place: it can be recorded
     and replayed. It launches little: beside a model's own kernels on one row, each launch is felt.
     """
+
+    watch: Callable[[Choice], None] | None = None
 
     def __init__(self, how: Decoding, limits, room: int, end: Sequence[int], never, device, requests, seeds):
         self.how, self.end, self.never = how, list(end), list(never)
@@ -416,7 +432,7 @@ class State(ABC):
         return [self.of_rows[name][at].cpu() for name in names]
 
 
-class _Beams(State):
+class Beams(State):
     """The best ways, and the best that have ended: ``pool_...``, by what they are ranked by."""
 
     def __init__(self, how: Decoding, limits, room: int, end, never, device, requests, seeds):
@@ -442,6 +458,8 @@ class _Beams(State):
         ids, parents = ids.flatten(1).gather(1, at), at // best.shape[-1]
         ends = self._ends(ids)
         order = (self.order[: ids.shape[1]] + wide * ends).topk(k, largest=False).indices  # the best that go on
+        if self.watch is not None:
+            self.watch(Choice(logprobs, logprobs, ids, parents, order))
         was, ended = self.tokens.clone(), (totals[:, :k], parents[:, :k], ends[:, :k] & ~self.done[:, None])
         ids, parents = ids.gather(1, order), parents.gather(1, order)
         self.put(total=totals.gather(1, order), tokens=_of_ways(was, parents))
@@ -450,7 +468,7 @@ class _Beams(State):
         norm = self.norms[self.t + 1]
         self._pool(*ended, over, was, norm[:, None])
         all_ended = self.pool_rank[:, -1] >= self.total[:, 0].double() / norm
-        self.put(done=self.done | over | all_ended | self._settled())
+        self.put(done=self.done | over | all_ended | self.settled())
         return ids, parents
 
     def over(self):
@@ -459,7 +477,7 @@ class _Beams(State):
     def end_rows(self, places):
         self.done[places] = True
 
-    def _settled(self) -> Tensor:
+    def settled(self) -> Tensor:
         """Rows whose answer cannot change: the best way would have to lose no more probability until its limit."""
         most = self.total[:, 0].double() / self.norms[self.limit]
         return self.pool_rank[:, self.how.n_best - 1] >= most
@@ -483,12 +501,15 @@ class _Beams(State):
             self.put(**{f"pool_{name}": _of_ways(value, best) if value.dim() == 3 else value.gather(1, best)})
 
     def _results(self, which):
+        return (found[: self.how.n_best] for found in self.finished(which))
+
+    def finished(self, which: Int[Tensor, " N"]) -> Iterator[list[Found]]:
+        """The best that have finished by now, of some rows."""
         ranks, totals, sizes, tokens = self._taken(which, "pool_rank", "pool_total", "pool_size", "pool_tokens")
         for row in zip(ranks.tolist(), totals.tolist(), sizes.tolist(), tokens, strict=True):
-            best = [*zip(*row, strict=True)][: self.how.n_best]
             yield [
                 Found(ids[:size].tolist(), total, rank if ended else rank + _NOT_ENDED, ended)
-                for rank, total, size, ids in best
+                for rank, total, size, ids in zip(*row, strict=True)
                 for ended in [rank > -_NOT_ENDED / 2]
             ]
 
@@ -522,7 +543,7 @@ def _of_ways(tokens: Int[Tensor, "B N T"], ways: Int[Tensor, "B M"]) -> Int[Tens
     return tokens.gather(1, ways[..., None].expand(-1, -1, tokens.shape[2]))
 
 
-class _Draws(State):
+class Draws(State):
     """Ways that are drawn independently of each other; at temperature 0 the only one is the most likely token."""
 
     def __init__(self, how: Decoding, limits, room: int, end, never, device, requests, seeds):
@@ -551,6 +572,8 @@ class _Draws(State):
             ids = drawn(choices / how.temperature, lots, how.top_k, how.top_p, how.min_p)
         else:
             ids = choices.argmax(-1)
+        if self.watch is not None:
+            self.watch(Choice(logprobs, choices, ids, self.parents, self.parents))
         goes_on = (self.t < self.limit)[:, None] > self.ends  # and has not ended
         gain = torch.where(goes_on[..., None], logprobs.gather(2, ids[..., None]), 0)
         ids = torch.where(goes_on, ids, self.end[0])
@@ -607,17 +630,28 @@ def drawn(
     >>> drawn(torch.tensor([[0.7, 0.2, 0.1]] * 3).log(), torch.tensor([0.1, 0.75, 0.95]))
     tensor([0, 1, 2])
     """
-    if 0 < top_k < scores.shape[-1]:
-        scores = scores.masked_fill(scores < scores.topk(top_k).values[..., -1:], -torch.inf)
-    shares = scores.double().softmax(-1)
-    if top_p < 1:
-        ordered = shares.sort(descending=True).values
-        # The last share that is needed: what is before it is not enough yet.
-        needed = (ordered.cumsum(-1) - ordered < top_p).sum(-1, keepdim=True)
-        shares = shares.masked_fill(shares < ordered.gather(-1, needed - 1), 0)
-    if min_p:
-        shares = shares.masked_fill(shares < min_p * shares.amax(-1, keepdim=True), 0)
-    upto = shares.cumsum(-1)
+    upto = shares(scores, top_k, top_p, min_p).cumsum(-1)
     wanted = lots.double()[..., None] * upto[..., -1:]
     # The first that reaches beyond the lot: one without a share never does.
     return (upto <= wanted).sum(-1).clamp_max(scores.shape[-1] - 1)
+
+
+def shares(
+    scores: Float[Tensor, "... V"], top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Float[Tensor, "... V"]:
+    """What tokens are drawn by: their probabilities, of those that may be drawn. They need not sum to 1.
+
+    >>> shares(torch.tensor([0.5, 0.3, 0.2]).log(), top_p=0.7)
+    tensor([0.5000, 0.3000, 0.0000], dtype=torch.float64)
+    """
+    if 0 < top_k < scores.shape[-1]:
+        scores = scores.masked_fill(scores < scores.topk(top_k).values[..., -1:], -torch.inf)
+    found = scores.double().softmax(-1)
+    if top_p < 1:
+        ordered = found.sort(descending=True).values
+        # The last share that is needed: what is before it is not enough yet.
+        needed = (ordered.cumsum(-1) - ordered < top_p).sum(-1, keepdim=True)
+        found = found.masked_fill(found < ordered.gather(-1, needed - 1), 0)
+    if min_p:
+        found = found.masked_fill(found < min_p * found.amax(-1, keepdim=True), 0)
+    return found

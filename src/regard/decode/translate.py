@@ -235,13 +235,19 @@ def asked(model: Model, batch: Sequence[Unit], memory: Encoded, hows: Sequence[D
     }
 
 
-def align_words(model: Model, batch: Sequence[Unit], memory: Encoded) -> None:
-    """The source word that each word of a translation attends to most, over the heads of the last layer but one (Garg
-    et al. 2019); of a shallow decoder the last: low layers look at what belongs to the word before."""
+def aligning_layer(model: Model) -> str | None:
+    """The cross-attention whose heads together tell what was translated from what: of the last layer but one (Garg et
+    al. 2019); of a shallow decoder the last: low layers look at what belongs to the word before. None where a model has
+    none."""
     layers = [name for name in model.net.attention_layers()["decoder"] if name.endswith(".cross")]
-    if not layers:
+    return layers[-2 if len(layers) > 3 else -1] if layers else None
+
+
+def align_words(model: Model, batch: Sequence[Unit], memory: Encoded) -> None:
+    """The source word that each word of a translation attends to most, over the heads of the aligning layer."""
+    layer, writes = aligning_layer(model), model.tokenizer
+    if layer is None:
         raise InputError("align: this model has no cross-attention to tell from")
-    layer, writes = layers[-2 if len(layers) > 3 else -1], model.tokenizer
     for n in range(max(len(unit.found) for unit in batch)):
         chosen = [unit.found[min(n, len(unit.found) - 1)].ids for unit in batch]
         chosen += [[]] * (memory.hidden.shape[0] - len(batch))  # rows that were added
