@@ -25,6 +25,7 @@ from regard.look.alignment import spread
 from regard.look.attention import chosen
 from regard.look.caption import map_caption
 from regard.look.patches import rollout
+from regard.look.trace import trace
 from regard.model import Model
 from regard.serve.jobs import Reading
 
@@ -126,8 +127,6 @@ def _finite(number: float) -> float | None:
 
 def traced(model: Model, given: str | bytes, *, sentence: int = 0, **options: Any) -> dict[str, Any]:
     """What a search did for a prompt, an image, or one of the sentences of a text to translate."""
-    from regard.look.trace import trace
-
     sentences = []
     if model.task == "translate" and isinstance(given, str):
         sentences = [unit.text for unit in translation.Text(model, given, False).units if unit.ids]
