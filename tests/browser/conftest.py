@@ -45,7 +45,9 @@ def visit(server, browser):
 
     def visit(where="", *, client=server, width=1_180, height=900, dark=False, refusals=False):
         home = f"http://127.0.0.1:{client.port}/"
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
+        )
         contexts.append(context)
         context.set_default_timeout(10_000)
         page = context.new_page()
@@ -71,9 +73,13 @@ def visit(server, browser):
     assert not trouble
 
 
-def shot(page, name, *, docs=None, **how):
-    """Save a picture; one of README.md's there, where it is to be made anew."""
+def shot(page, name):
+    """Leave a picture of a whole page."""
     SHOTS.mkdir(exist_ok=True)
     page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
-    if docs and DOCS:
-        page.screenshot(path=Path(__file__).parents[2] / "docs" / f"{docs}.png", **how)
+
+
+def of_docs(what, name):
+    """A picture for README.md, of what is to be seen of a page or of a part of it; where they are to be made anew."""
+    if DOCS:
+        what.screenshot(path=Path(__file__).parents[2] / "docs" / f"{name}.png")

@@ -18,7 +18,9 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}as
 LABELS = ["animal", '<b>"plant"</b>', "stone"]
 
 
-def make(task: str, table: dict, *, vocab_size: int = len(TOKENS), tokens: Tokenizer | None = TOKENS, **options) -> Model:
+def make(
+    task: str, table: dict, *, vocab_size: int = len(TOKENS), tokens: Tokenizer | None = TOKENS, **options
+) -> Model:
     torch.manual_seed(7)
     sizes = {"n_labels": len(options["labels"])} if "labels" in options else {}
     net = Transformer(recipe.model_config(table, vocab_size=vocab_size, **sizes))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from browser.conftest import shot
+from browser.conftest import of_docs, shot
 from regard.model import SHIPPED
 
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -86,7 +86,9 @@ def test_translate(visit, name):
     expect(page.locator(".said")).to_have_text(got["text"], use_inner_text=False)
     expect(page.locator(".others li")).to_have_count(3)
     assert page.locator(".others bdi").all_text_contents() == [one["text"] for one in got["others"]]
-    assert page.locator(".others .share").all_text_contents() == [percent(math.exp(o["logprob"])) for o in got["others"]]
+    assert page.locator(".others .share").all_text_contents() == [
+        percent(math.exp(o["logprob"])) for o in got["others"]
+    ]
     assert tokens_of(page, "Tokens of the translation") == got["tokens"]
     settle(page)
     fewer = asked(page, "translate", lambda: page.get_by_label("Beam").fill("2"), beam=2)["answers"][0]
@@ -100,7 +102,9 @@ def test_tokens_have_their_ids_under_the_pointer_and_under_the_arrow_keys(visit)
     strip = page.get_by_role("listbox", name="Tokens of the text")
     expect(strip.locator(".tok")).to_have_count(len(got["tokens"]))
     assert tokens_of(page) == got["tokens"]
-    assert [*map(bool, strip.locator(".tok").evaluate_all("all => all.map(t => t.classList.contains('special'))"))] == got["special"]
+    assert [
+        *map(bool, strip.locator(".tok").evaluate_all("all => all.map(t => t.classList.contains('special'))"))
+    ] == got["special"]
     strip.locator(".tok").nth(1).hover()
     expect(page.locator("#tip")).to_have_text(f"{got['tokens'][1]}\nid {got['ids'][1]}, token 2")
     page.mouse.move(0, 0)
@@ -173,7 +177,9 @@ def test_chat(visit, server):
     with page.expect_request(lambda request: request.url.endswith("/v1/chat/completions")) as sent:
         page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Stop")).to_be_hidden(timeout=20_000)
-    answer = server.fine("/v1/chat/completions", {**sent.value.post_data_json, "stream": False})["choices"][0]["message"]
+    answer = server.fine("/v1/chat/completions", {**sent.value.post_data_json, "stream": False})["choices"][0][
+        "message"
+    ]
     assert page.locator(".talk p").all_text_contents() == [SCRIPT, answer["content"]]
     page.get_by_role("button", name="Anew").click()
     expect(page.locator(".talk p")).to_have_count(0)
@@ -215,7 +221,9 @@ def test_tag(visit):
     said = page.locator(".tagged > span").evaluate_all("all => all.map(e => e.firstChild.textContent).join(' ')")
     assert said == " ".join(got["words"])
     page.locator(".tagged > span").first.hover()
-    expect(page.locator("#tip")).to_contain_text(f"{got['words'][0]}: {got['tags'][0]} {percent(got['probabilities'][0])}")
+    expect(page.locator("#tip")).to_contain_text(
+        f"{got['words'][0]}: {got['tags'][0]} {percent(got['probabilities'][0])}"
+    )
 
 
 @pytest.mark.parametrize("name", ["filler", "matcher"])
@@ -240,22 +248,28 @@ def test_an_image_is_classified_and_its_rollout_laid_over_it(visit, photo):
     expect(page.locator(".photo")).to_be_visible()
     weights = np.array(rolled["weights"])
     row, column = divmod(int(weights.argmax()), weights.shape[1])
-    expect(page.locator("main .note").last).to_contain_text(f"row {row + 1}, column {column + 1}: {percent(weights.max())}")
+    expect(page.locator(".looked")).to_contain_text(f"row {row + 1}, column {column + 1}: {percent(weights.max())}")
     expect(page.locator(".bars .bar")).to_have_count(3)
 
     # What counts least is the palest: nearest to the paper.
     shown = np.array(Image.open(io.BytesIO(page.locator(".photo canvas").screenshot())).convert("RGB"), float)
     plain = np.array(Image.open(io.BytesIO(base64.b64decode(rolled["image"]))).resize(shown.shape[1::-1]), float)
     cell = shown.shape[0] // weights.shape[0]
-    changed = [np.abs(shown - plain)[y * cell + 9 : (y + 1) * cell - 9, x * cell + 9 : (x + 1) * cell - 9].mean() for y in range(5) for x in range(5)]
+    changed = [
+        np.abs(shown - plain)[y * cell + 9 : (y + 1) * cell - 9, x * cell + 9 : (x + 1) * cell - 9].mean()
+        for y in range(5)
+        for x in range(5)
+    ]
     assert changed[int(weights.argmax())] == min(changed)
 
-    seen = asked(page, "look/attention", lambda: page.get_by_role("radio", name="Layer 2").check(), layer="encoder.1.self")
-    expect(page.locator("main .note").last).to_contain_text(f"What {seen['rows'][0]} looks at")
+    seen = asked(
+        page, "look/attention", lambda: page.get_by_role("radio", name="Layer 1").check(), layer="encoder.1.self"
+    )
+    expect(page.locator(".looked")).to_contain_text(f"What {seen['rows'][0]} looks at")
     page.locator(".photo canvas").hover(position={"x": 5, "y": 5})
-    expect(page.locator("main .note").last).to_contain_text("What 1,1 looks at")
+    expect(page.locator(".looked")).to_contain_text("What 1,1 looks at")
     other = (seen["head"] + 1) % 3
-    asked(page, "look/attention", lambda: page.get_by_role("radio", name=f"Head {other + 1}").check(), head=other)
+    asked(page, "look/attention", lambda: page.get_by_role("radio", name=f"Head {other}").check(), head=other)
     shot(page, "image")
 
 
@@ -276,7 +290,7 @@ def test_a_caption_shows_where_each_word_looked(visit, photo):
         page.locator(".words button").nth(i).focus()
         weights = np.array(got["weights"][i])
         row, column = divmod(int(weights.argmax()), weights.shape[1])
-        expect(page.locator("main .note").last).to_contain_text(
+        expect(page.locator(".looked")).to_contain_text(
             f"“{word}” looked most at row {row + 1}, column {column + 1}: {percent(weights.max())}"
         )
         expect(page.locator(".words button").nth(i)).to_have_attribute("aria-pressed", "true")
@@ -315,7 +329,9 @@ def test_draw(visit):
     got = typed(page, "draw", "an old dog", texts=["an old dog"], seed=0)["answers"][0]
     images = page.locator(".drawn img")
     expect(images).to_have_count(8)
-    assert [one.removeprefix("data:image/png;base64,") for one in images.evaluate_all("all => all.map(i => i.src)")] == [one["image"] for one in got]
+    assert [
+        one.removeprefix("data:image/png;base64,") for one in images.evaluate_all("all => all.map(i => i.src)")
+    ] == [one["image"] for one in got]
     assert images.evaluate_all("all => all.every(i => i.complete && i.naturalWidth === 15)")
     other = asked(page, "draw", lambda: page.get_by_role("button", name="Draw others").click(), seed=1)["answers"][0]
     assert other[0]["image"] != got[0]["image"]
@@ -396,7 +412,10 @@ def test_the_darkest_cell_is_the_strongest_look(visit):
     settle(page)
     page.locator("summary").first.hover()
     shown = np.array(Image.open(io.BytesIO(page.locator(".matrix canvas").screenshot())).convert("L"), float)
-    last, cell = np.array(got["weights"][-1]), 30  # as wide as few cells are; the last row ends two pixels above the end
+    last, cell = (
+        np.array(got["weights"][-1]),
+        30,
+    )  # as wide as few cells are; the last row ends two pixels above the end
     line = shown[-cell:-4].mean(0)
     begin = int(line.argmin()) - cell * int(last.argmax())  # within the first cell, if it is as it should be
     pixels = [line[begin + cell * j] for j in range(len(last))]
@@ -421,28 +440,34 @@ def test_the_tree_is_what_the_search_did(visit):
             drawn.setdefault(t, []).extend(f"{one['token']}: {percent(math.exp(one['logprob']))}" for one in fates)
     shown = panel.locator(".node").evaluate_all("all => all.map(n => [Number(n.dataset.t), n.dataset.tip])")
     for t, told in drawn.items():
-        assert sorted(tip.split(",")[0] for at, tip in shown if at == t) == sorted(told)
+        assert sorted(tip.split("\n")[0] for at, tip in shown if at == t) == sorted(told)
     tokens = [*got["answer"]["tokens"]]
     best = panel.locator(".node.best").evaluate_all("all => all.map(n => n.dataset.tip.split(': ')[0])")
     assert best[: len(tokens)] == tokens
+    assert len(best) - len(tokens) in (0, 1)  # and the end
     whys = {one["why"] for step in got["steps"] for way in step["ways"] for one in way["candidates"]}
-    assert {tip.split("\n")[1] for _, tip in shown} <= whys
+    assert {tip.split("\n")[2] for _, tip in shown} <= whys
 
-    # Step by step, by keys.
-    step = panel.get_by_role("slider", name="Step")
-    step.focus()
-    page.keyboard.press("Home")
-    first = got["steps"][0]["ways"][0]
-    rows = panel.get_by_role("list", name="Candidates")
-    expect(rows).to_have_count(1)
-    assert shown_bars(panel, "Candidates") == [(one["token"], percent(math.exp(one["logprob"]))) for one in first["candidates"][:6]]
-    hidden = panel.locator(".tok.masked")
-    expect(hidden).to_have_count(panel.locator(".strip").first.locator(".tok").count() - 1)
-    page.keyboard.press("ArrowRight")
-    expect(rows).to_have_count(len(got["steps"][1]["ways"]))
-    panel.get_by_role("button", name="Play").click()
-    expect(panel.get_by_role("button", name="Stop")).to_be_visible()
-    panel.get_by_role("button", name="Stop").click()
+    # Step by step, by keys; and a token that is clicked leads to its step.
+    slider = panel.get_by_role("slider", name="Step")
+    slider.focus()
+    for t in (0, 1):
+        expect(panel.locator(".step-bar output")).to_have_text(f"step {t + 1} of {len(got['steps'])}")
+        ways = got["steps"][t]["ways"]
+        expect(panel.locator(".step-ways button")).to_have_count(len(ways))
+        names = panel.locator(".step-bars .name").all_text_contents()
+        told = panel.locator(".step-bars .share").all_text_contents()
+        at = int(
+            panel.locator(".step-ways [aria-pressed=true]").evaluate("e => [...e.parentElement.children].indexOf(e)")
+        )
+        wanted = ways[at]["candidates"]
+        assert [*zip(names, told, strict=True)] == [(one["token"], percent(math.exp(one["logprob"]))) for one in wanted]
+        looked = panel.locator(".step-tok.read").evaluate_all("all => all.map(e => e.title)")
+        assert looked == [percent(share) for share in ways[at]["attention"]]
+        page.keyboard.press("ArrowRight")
+    panel.locator('.node[data-step="1"]').first.click()
+    expect(panel.locator(".step-bar output")).to_have_text(f"step 2 of {len(got['steps'])}")
+    expect(panel.locator(".node.here")).to_have_count(1)
 
 
 def test_the_sentence_is_chosen(visit):
@@ -450,7 +475,12 @@ def test_the_sentence_is_chosen(visit):
     text = "a dog runs. The cat sleeps."
     got = typed(page, "look/trace", text, text=text)
     assert len(got["sentences"]) == 2
-    other = asked(page, "look/trace", lambda: page.get_by_role("radiogroup", name="Sentence").get_by_role("radio").nth(1).check(), sentence=1)
+    other = asked(
+        page,
+        "look/trace",
+        lambda: page.get_by_role("radiogroup", name="Sentence").get_by_role("radio").nth(1).check(),
+        sentence=1,
+    )
     seen = asked(page, "look/attention", lambda: None, text=other["text"])
     assert other["text"] == got["sentences"][1]
     assert seen["said"] == other["answer"]["text"]
@@ -474,7 +504,9 @@ def test_the_sentence_is_chosen(visit):
     ],
 )
 def test_anything_is_shown_as_text(visit, where, path, key):
-    page = visit(where, refusals=where in ("drawer", "translator", "searcher"))  # there is nothing to translate in ARABIC
+    page = visit(
+        where, refusals=where in ("drawer", "translator", "searcher")
+    )  # there is nothing to translate in ARABIC
     settle(page)
     for text in (SCRIPT, ARABIC, LONG):
         text = f"{text} [MASK]" if where == "filler" else text
@@ -492,9 +524,11 @@ def test_anything_is_shown_as_text(visit, where, path, key):
             assert answer.value.status == 200
         settle(page)
         assert tokens_of(page) == got["tokens"]
-        assert page.locator("main").locator("script, b, img:not(.drawn img)").count() == 0
+        assert page.locator("main").locator("script, b:not(.step-said b), img:not(.drawn img)").count() == 0
         if where == "tagger":
-            said = page.locator(".tagged > span").evaluate_all("all => all.map(e => e.firstChild.textContent).join(' ')")
+            said = page.locator(".tagged > span").evaluate_all(
+                "all => all.map(e => e.firstChild.textContent).join(' ')"
+            )
             assert said == " ".join(text.split())
         if where in ("writer", "filler", "classifier", "tagger"):
             rows = page.locator(".web ol").first.locator(".tok")
@@ -590,17 +624,17 @@ def test_a_server_with_a_key_asks_for_it_once(visit, server):
 @pytest.mark.skipif(not (SHIPPED / "en-de").is_dir(), reason="the shipped translator is not there")
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_pictures(visit, dark):
-    page = visit("en-de", dark=dark, height=1_000)
-    expect(page.locator(".said")).to_contain_text("Wirtschaftsraum")
-    expect(page.locator(".matrix canvas")).to_be_visible()
+    page = visit("en-de", dark=dark, height=960)
     settle(page)
+    expect(page.locator(".said")).to_contain_text("Wirtschaftsraum")
     suffix = "-dark" if dark else ""
-    shot(page, f"translate{suffix}", docs=None if dark else "page-translate")
+    shot(page, f"translate{suffix}")
     panel = page.locator("details", has=page.locator("summary", has_text="What it looks at"))
-    panel.locator(".web .tok").nth(12).hover()
-    shot(page, f"attention{suffix}", docs=None)
     if not dark:
-        from browser.conftest import DOCS
-
-        if DOCS:
-            panel.screenshot(path="docs/page-attention.png")
+        of_docs(page, "page-translate")
+    panel.locator(".web .tok", has_text="unter").hover()
+    expect(panel.locator(".readout").first).to_contain_text("unter → ▁signed")
+    shot(page, f"attention{suffix}")
+    if not dark:
+        panel.locator("summary").hover()
+        of_docs(panel, "page-attention")

@@ -18,6 +18,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+SHARED = ("stepper.js", "stepper.css")
 POLICY = "; ".join(
     [
         "default-src 'none'",
@@ -55,8 +56,9 @@ class Asset:
 
 
 def assets() -> dict[str, Asset]:
-    """The files of the page by their names."""
+    """The files of the page by their names: its own, and those that it shares with a report of its kind."""
     found = [file for file in (files("regard.serve") / "page").iterdir() if file.name.endswith(tuple(TYPES))]
+    found += [files("regard.look") / "assets" / name for name in SHARED]
     return {file.name: Asset(file.name, file.read_bytes()) for file in found}
 
 

@@ -222,7 +222,8 @@ export function stepper(root, trace, { image = null, tree: picture = null } = {}
 
   function pressed(event) {
     if (!element.isConnected) return document.removeEventListener("keydown", pressed);
-    const ours = event.target === document.body || (root.contains(event.target) && event.target !== slider);
+    const inside = root.contains(event.target) && event.target !== slider;
+    const ours = inside || (event.target === document.body && event.key.startsWith("Arrow")); // Home and End are the page's
     if (!ours || event.altKey || event.ctrlKey || event.metaKey) return;
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     const to = { Home: 0, End: steps.length - 1 }[event.key];

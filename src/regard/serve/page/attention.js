@@ -223,17 +223,17 @@ export function attention(model, given, { title = "What it looks at", layer: fir
   function pick() {
     pickers.replaceChildren(
       ...kinds.map((kind) => {
-        const options = known[kind].map((name) => [name, String(Number(name.split(".")[1]) + 1)]);
+        const options = known[kind].map((name) => [name, name.split(".")[1]]);
         return h("div", { class: "row" }, h("span", { class: "legend" }, KINDS[kind]), choice(`Layer, ${KINDS[kind]}`, options, seen.layer, (to) => ((layer = to), (head = null), refresh.now())));
       }),
     );
     const [hue] = sides(model, seen.layer);
     const name = `head${seen.layer}`;
     const radio = (of, label, picture) =>
-      h("label", { tip: label }, h("input", { type: "radio", name, value: String(of), checked: of === seen.head, "aria-label": label, onchange: () => ((layer = seen.layer), (head = of), refresh.now()) }), picture, of === "mean" ? "mean" : String(of + 1));
+      h("label", { tip: label }, h("input", { type: "radio", name, value: String(of), checked: of === seen.head, "aria-label": label, onchange: () => ((layer = seen.layer), (head = of), refresh.now()) }), picture, String(of));
     const held = heads.contains(document.activeElement);
     heads.replaceChildren(
-      ...seen.thumbs.map((data, i) => radio(i, `Head ${i + 1}`, thumb(data, seen.thumb, hue))),
+      ...seen.thumbs.map((data, i) => radio(i, `Head ${i}`, thumb(data, seen.thumb, hue))),
       ...(seen.thumbs.length > 1 ? [radio("mean", "Mean of all heads", thumb(seen.mean, seen.thumb, hue))] : []),
     );
     if (held) heads.querySelector(":checked")?.focus();
@@ -244,7 +244,7 @@ export function attention(model, given, { title = "What it looks at", layer: fir
     const [row, column] = sides(model, seen.layer);
     const { rows, columns, weights } = seen;
     const say = (i, j) => `${short(rows[i], 30)} → ${short(columns[j], 30)}: ${percent(weights[i][j])}`;
-    const label = `Attention of layer ${seen.layer}, ${seen.head === "mean" ? "all heads" : `head ${seen.head + 1}`}`;
+    const label = `Attention of layer ${seen.layer}, ${seen.head === "mean" ? "all heads" : `head ${seen.head}`}`;
     const shown = { both: [web, matrix], lines: [web], matrix: [matrix] }[look];
     view.className = shown.length > 1 ? "panes" : "";
     view.replaceChildren(...shown.map((draw) => draw({ rows, columns, weights, row, column, hue: row, label, say })));

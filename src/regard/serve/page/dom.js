@@ -19,7 +19,7 @@ function fill(element, props, children) {
     else if (name === "style") for (const [key, to] of Object.entries(value)) element.style.setProperty(key, to);
     else if (name === "tip") element.dataset.tip = value;
     else if (element instanceof HTMLElement && name in element && typeof value !== "string") element[name] = value;
-    else element.setAttribute(name, value === true ? "" : value);
+    else element.setAttribute(name, value === true ? "" : String(value));
   }
   element.append(...children.flat().filter((child) => child !== null && child !== undefined));
   return element;
@@ -37,12 +37,6 @@ export const bare = (token) => (token.length > 1 ? token.replace(/^▁/, "") : t
 export function short(text, most = 60) {
   const letters = [...text];
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
-}
-
-/** The end of a text. */
-export function tail(text, most) {
-  const letters = [...text];
-  return letters.length > most ? `…${letters.slice(1 - most).join("")}` : text;
 }
 
 // -- the server ---------------------------------------------------------------------------

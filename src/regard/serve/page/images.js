@@ -3,6 +3,7 @@
 import { layers } from "./attention.js";
 import { ask, bars, choice, colour, drawn, fixed, h, lately, percent, shade } from "./dom.js";
 import { labels } from "./jobs.js";
+import { search } from "./tree.js";
 
 const MOST_BYTES = 600_000; // a server takes a megabyte, and base64 makes more of it
 const MOST_SIDE = 1024;
@@ -108,7 +109,7 @@ export function imageView(model) {
   let lines = ["a dog", "a cat", "a house", "two people"];
   const problem = h("p", { class: "bad", role: "status" });
   const answer = h("div", { "aria-live": "polite" });
-  const note = h("p", { class: "note" });
+  const note = h("p", { class: "note looked", "aria-live": "polite" });
   const photo = overlay("The image as the model sees it, pale where it did not look");
   photo.box.hidden = true;
 
@@ -135,7 +136,7 @@ export function imageView(model) {
       buttons.forEach((button, j) => button.setAttribute("aria-pressed", String(i === j)));
       photo.show(seen.image, seen.weights[i]);
       const [y, x] = strongest(seen.weights[i]);
-      note.textContent = `“${seen.words[i]}” looked most at row ${y + 1}, column ${x + 1}: ${percent(seen.weights[i][y][x])} (layer ${seen.layer}, head ${seen.head + 1})`;
+      note.textContent = `“${seen.words[i]}” looked most at row ${y + 1}, column ${x + 1}: ${percent(seen.weights[i][y][x])} (layer ${seen.layer}, head ${seen.head})`;
     }
     photo.box.hidden = false;
     if (buttons.length) queueMicrotask(() => press(0));
@@ -146,7 +147,8 @@ export function imageView(model) {
   const work = lately(async (signal) => {
     if (!image) return;
     answer.replaceChildren(...(await answers[model.task](signal)).filter((part) => part));
-    if (model.task !== "caption") await over(signal);
+    if (model.task === "caption") grow.now();
+    else await over(signal);
   }, (line) => (problem.textContent = line), 150);
 
   // What is laid over: the rollout, or what one head looks at from one patch.
@@ -155,7 +157,7 @@ export function imageView(model) {
   let head = null;
   let seen = null;
   const heads = h("div", { class: "row" });
-  const pickers = h("div", { class: "row", hidden: true }, known.length ? choice("What is laid over", [["rollout", "Rollout"], ...known.map((name, i) => [name, `Layer ${i + 1}`])], layer, (to) => ((layer = to), (head = null), work.now())) : null, heads);
+  const pickers = h("div", { class: "row", hidden: true }, known.length ? choice("What is laid over", [["rollout", "Rollout"], ...known.map((name, i) => [name, `Layer ${i}`])], layer, (to) => ((layer = to), (head = null), work.now())) : null, heads);
 
   async function over(signal) {
     if (layer === "rollout") {
@@ -168,7 +170,7 @@ export function imageView(model) {
     } else {
       seen = await ask("look/attention", { model: model.name, image, layer, head }, signal);
       const n = seen.thumbs.length;
-      heads.replaceChildren(choice("Head", Array.from({ length: n }, (_, i) => [i, `Head ${i + 1}`]), seen.head, (to) => ((head = to), work.now())));
+      heads.replaceChildren(choice("Head", Array.from({ length: n }, (_, i) => [i, `Head ${i}`]), seen.head, (to) => ((head = to), work.now())));
       from(0);
     }
     photo.box.hidden = pickers.hidden = false;
@@ -182,6 +184,8 @@ export function imageView(model) {
   }
   const patch = overlayPointer(photo.box, () => seen, from);
 
+  const [tree, grow] = search(model, "How it chose", () => image && { image, beam: 4 });
+
   const drop = chooser((data) => ((image = data), work.now()), (line) => (problem.textContent = line));
   const box = h("section", { class: "card" }, h("h3", {}, "Image"), drop, problem);
   if (model.task === "match") {
@@ -193,7 +197,7 @@ export function imageView(model) {
   const title = { classify: "Label", caption: "Caption", match: "How well each text fits" }[model.task];
   const out = h("section", { class: "card" }, h("h3", {}, title), answer);
   const looks = h("section", { class: "card" }, h("h2", {}, "What it looks at"), pickers, patch, note);
-  return [[h("div", { class: "panes" }, box, out), looks], () => {}];
+  return [[h("div", { class: "panes" }, box, out), looks, ...(model.task === "caption" ? [tree] : [])], () => {}];
 }
 
 /** Lets the pointer choose the patch that looks. */
