@@ -1,11 +1,13 @@
 """One server with a model of every kind and one browser for all tests of the page; each test has a page of its own, and
 fails if anything was said in the console, thrown, or asked of another host."""
 
+import io
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from regard import load
 from regard.model import SHIPPED
@@ -82,4 +84,5 @@ def shot(page, name):
 def of_docs(what, name):
     """A picture for README.md, of what is to be seen of a page or of a part of it; where they are to be made anew."""
     if DOCS:
-        what.screenshot(path=Path(__file__).parents[2] / "docs" / f"{name}.png")
+        picture = Image.open(io.BytesIO(what.screenshot())).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        picture.save(Path(__file__).parents[2] / "docs" / f"{name}.png", optimize=True)

@@ -237,7 +237,7 @@ def test_compare(visit, name):
     canvas.focus()
     for keys, i, j in [("ArrowRight", 0, 0), ("ArrowRight", 0, 1), ("ArrowDown", 1, 1), ("ArrowLeft", 1, 0)]:
         page.keyboard.press(keys)
-        cosine = f"{np.dot(got[i], got[j]):.3f}".replace("-", "−")
+        cosine = f"{np.dot(got[i], got[j]):.3f}".replace("-", "\N{MINUS SIGN}")
         expect(page.locator(".readout")).to_have_text(f"{lines[i]} · {lines[j]}: {cosine}")
 
 
@@ -624,7 +624,7 @@ def test_a_server_with_a_key_asks_for_it_once(visit, server):
 @pytest.mark.skipif(not (SHIPPED / "en-de").is_dir(), reason="the shipped translator is not there")
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_pictures(visit, dark):
-    page = visit("en-de", dark=dark, height=960)
+    page = visit("en-de", dark=dark, height=1_096)
     settle(page)
     expect(page.locator(".said")).to_contain_text("Wirtschaftsraum")
     suffix = "-dark" if dark else ""

@@ -242,9 +242,10 @@ def test_a_translator_looks_at_its_own_translation_unless_told(name):
     seen = model.attention("ab")
     assert seen.said == model.translate(["ab"], beam=1, whole=True)[0].text
     told = model.attention("ab", "c")
-    assert told["decoder.0.cross"].rows == ("<s>", "<0x63>")
+    assert told["decoder.0.cross"].rows == ("<0x63>", "</s>"), "what is written"
     assert told["decoder.0.cross"].columns == ("<0x61>", "<0x62>", "</s>")
     if name == "tiny_encoder_decoder":
+        assert told["decoder.0.self"].rows == ("<s>", "<0x63>"), "what is read"
         assert {x.name.split(".")[0] + x.name[-5:] for x in told.layers} == {
             "encoder.self",
             "decoder.self",
@@ -269,7 +270,7 @@ def test_captioners_look_at_cells_of_the_image(name):
     model = spoken(name, "caption", longest=7)
     seen = model.attention(PHOTO, "ab")
     cross = seen["decoder.0.cross"]
-    assert cross.rows == ("<s>", "<0x61>", "<0x62>")
+    assert cross.rows == ("<0x61>", "<0x62>", "</s>")
     assert cross.columns[-1] == f"{seen.side},{seen.side}"
     assert model.attention(PHOTO).said == model.caption([PHOTO], beam=1)[0].text
 

@@ -50,7 +50,7 @@ def test_the_command(tmp_path, monkeypatch):
     assert "divided by √d" in told
     assert "the loss after 2 steps is" in told
     for wrong, message in (
-        (["look", "scalin"], "look (scalin) is not known; did you mean scaling?"),
+        (["look", "scalin"], "look (scalin) is neither a model nor a lesson; did you mean scaling?"),
         (["look", "scaling", "--out", "a.txt"], "--out (a.txt) must be a .png or .svg file"),
     ):
         assert str(CliRunner().invoke(app, wrong).exception) == message

@@ -21,7 +21,9 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.config import InputError
-from regard.files import drafted, write_text
+from regard.files import write_text
+from regard.look import pictures
+from regard.look.attention import Layer, Looks, attention
 from regard.look.page import as_text, printable
 
 if TYPE_CHECKING:
@@ -145,30 +147,12 @@ class Alignment:
         if path.suffix == ".svg":
             write_text(path, self.svg().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
         elif path.suffix == ".png":
-            self._draw(path)
+            name = f"{self.layer}, {'mean of its heads' if self.head is None else f'head {self.head}'}"
+            seen = Looks(name=name, rows=self.target, columns=self.source, weights=self.weights.numpy())
+            pictures.save(path, pictures.heatmap, seen)
         else:
             raise InputError(f"{path}: a picture is .svg or .png")
         return path
-
-    def _draw(self, path: Path) -> None:
-        try:
-            from matplotlib.colors import LinearSegmentedColormap
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise InputError(f"{path}: needs matplotlib; pip install 'regard[plots]', or choose .svg") from None
-        figure = Figure(figsize=(2 + 0.35 * len(self.source), 1.5 + 0.35 * len(self.target)), layout="constrained")
-        axes = figure.add_subplot()
-        axes.imshow(
-            self.weights.tolist(), cmap=LinearSegmentedColormap.from_list("one hue", ["white", LIGHT]), vmin=0, vmax=1
-        )
-        axes.set_xticks(
-            range(len(self.source)), map(plain, self.source), rotation=50, ha="left", rotation_mode="anchor"
-        )
-        axes.set_yticks(range(len(self.target)), map(plain, self.target))
-        axes.tick_params(top=True, bottom=False, labeltop=True, labelbottom=False)
-        axes.spines[:].set_visible(False)
-        with drafted(path) as draft:
-            figure.savefig(draft, format="png", dpi=120)
 
 
 def align(
@@ -178,15 +162,10 @@ def align(
 
     Left out, layer and head are the :func:`aligning_head` of this sentence; a layer alone is the mean over its heads.
     """
-    read, written, shares = _attended(model, source, target)
-    weights, layer, head = chosen(model, shares, layer, head)
-    return Alignment(
-        source=tuple(model.source_tokenizer.token(id) for id in read),
-        target=tuple(model.tokenizer.token(id) for id in written),
-        weights=weights,
-        layer=layer,
-        head=head,
-    )
+    model.check_task("translate")
+    seen = crosses(model, source, target)
+    weights, layer, head = chosen(model, of_all_heads(seen), layer, head)
+    return Alignment(source=seen[0].columns, target=seen[0].rows, weights=weights, layer=layer, head=head)
 
 
 def chosen(
@@ -211,7 +190,7 @@ def aligning_head(model: Model, sources: Sequence[str]) -> tuple[str, int]:
     """The layer and head whose looks go to the most different places, over some sentences: the one that aligns.
 
     Of the upper half of the layers: those below look at what belongs to the token that was read, a row too early."""
-    return _place(model, torch.stack([spread(_attended(model, source, None)[2]) for source in sources]).mean(0))
+    return _place(model, torch.stack([spread(of_all_heads(crosses(model, source))) for source in sources]).mean(0))
 
 
 def spread(weights: Float[Tensor, "H T S"]) -> Float[Tensor, " H"]:
@@ -239,28 +218,13 @@ def _place(model: Model, of_heads: Tensor) -> tuple[str, int]:
     return layers[lowest + layer], head
 
 
-def _attended(model: Model, source: str, target: str | None) -> tuple[list[int], list[int], Tensor]:
-    """The tokens of a sentence and its translation, ends included, and the shares of all heads of all layers: a row is
-    what was looked at to write its token."""
-    model.check_task("translate")
-    if target is None:
-        target = model.translate([source], whole=True, beam=1)[0].text
-    reads, writes = model.source_tokenizer, model.tokenizer
-    read, written = [*reads.encode(source), reads.end], [*writes.encode(target), writes.end]
-    return read, written, shares_of(model, torch.tensor([read], device=model.device), written)
+def crosses(model: Model, source: Any, target: str | None = None) -> tuple[Layer, ...]:
+    """The cross-attentions of a translator over a sentence, or of a captioner over an image, and what is written."""
+    return attention(model, source, target, layers=[f"decoder.{name}" for name in cross_layers(model)]).layers
 
 
-@torch.inference_mode()
-def shares_of(model: Model, given: Tensor, written: Sequence[int]) -> Float[Tensor, "H T S"]:
-    """What all heads of all layers looked at of one input, the row of a token being what was seen to write it. The
-    queries and keys are those that the network works with, whichever kernel that is."""
-    asks = torch.tensor([[model.tokenizer.start, *written[:-1]]], device=model.device)
-    attended = model.net.attended(given, asks, layers=[f"decoder.{name}" for name in cross_layers(model)])
-    return torch.cat([one.weights()[0].float().cpu() for one in attended.values()])
-
-
-def plain(name: str) -> str:
-    return printable(name).replace("$", r"\$")  # or matplotlib would read mathematics in it
+def of_all_heads(layers: Sequence[Layer]) -> Float[Tensor, "H T S"]:
+    return torch.cat([layer.formed() for layer in layers])
 
 
 def _escaped(text: str) -> str:

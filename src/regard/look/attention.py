@@ -85,7 +85,8 @@ class Looks:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
-    """One attention layer over one input: its name ("decoder.0.cross"), who looks, and who is looked at."""
+    """One attention layer over one input: its name ("decoder.0.cross"), who looks, and who is looked at. A decoder
+    looks at itself from the token that it reads, and at a source for the token that it writes, which name the rows."""
 
     name: str
     rows: tuple[str, ...]
@@ -224,7 +225,8 @@ class Attention:
         bits = self.entropy()
         heads = sorted((float(b), layer, h) for layer, of in bits.items() for h, b in enumerate(of))
         t, s = len(self.layers[-1].rows), len(self.layers[-1].columns)
-        n = f"{len(heads)} heads in {len(self.layers)} layers"
+        layers = "one layer" if len(self.layers) == 1 else f"{len(self.layers)} layers"
+        n = f"{len(heads)} heads in {layers}"
         table = Table(box=None, pad_edge=False, header_style="dim")
         for name in ("layer", "head", "bits", "looks most at", "share"):
             table.add_column(name, justify="right" if name in ("head", "bits", "share") else "left")
@@ -286,7 +288,7 @@ def attention(
     >>> seen.names
     ('decoder.0.cross', 'decoder.1.cross')
     >>> seen.layers[0].rows, seen.layers[0].columns
-    (('<s>', '<0x6F>', '<0x68>'), ('<0x61>', '<0x68>', '</s>'))
+    (('<0x6F>', '<0x68>', '</s>'), ('<0x61>', '<0x68>', '</s>'))
     """
     names = chosen(model, layers)
     inputs = read(model, given, target, writes=any(name.startswith("decoder.") for name in names))
@@ -309,8 +311,8 @@ def attention(
 
 
 def _layer(name: str, inputs: Inputs, attended: Attended) -> Layer:
-    rows = inputs.names[_tower(name)]
-    columns = inputs.names["encoder"] if name.endswith(".cross") else rows
+    sides = ("written", "encoder") if name.endswith(".cross") else (_tower(name), _tower(name))
+    rows, columns = (inputs.names[side] for side in sides)
     return Layer(name=name, rows=rows, columns=columns, attended=attended)
 
 

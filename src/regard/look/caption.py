@@ -22,9 +22,9 @@ from torch import Tensor
 from regard.config import Grid, InputError, Patches
 from regard.data.images import read_pixels
 from regard.decode.translate import words_of
-from regard.encode import images as pictures
 from regard.files import drafted
-from regard.look.alignment import chosen, plain, shares_of
+from regard.look.alignment import chosen, crosses, of_all_heads
+from regard.look.pictures import plain
 
 if TYPE_CHECKING:
     from regard.model import Model
@@ -111,8 +111,7 @@ def map_caption(
     if not text.split():
         raise InputError(f"caption ({text!r}) has no words to look for")
     ids, side = writes.encode(text), encoder.input.side
-    [pixels] = pictures.batches(model, [image])
-    shares = shares_of(model, pixels, [*ids, writes.end])[:, : len(ids), -(side**2) :]  # the image comes last
+    shares = of_all_heads(crosses(model, image, text))[:, : len(ids), -(side**2) :]  # the image comes last
     shares = shares / shares.sum(-1, keepdim=True).clamp(min=torch.finfo(shares.dtype).tiny)
     weights, layer, head = chosen(model, shares, layer, head)
     words = torch.tensor(words_of(writes, ids))

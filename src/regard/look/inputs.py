@@ -24,7 +24,8 @@ PIXELS = 448  # at least so many are shown of an image's side
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inputs:
-    """One row of what a network takes. ``names`` are those of each tower's positions; ``image`` is what the model was
+    """One row of what a network takes. ``names`` are those of each tower's positions, and over an encoder those of what
+    is ``written`` at the decoder's; ``image`` is what the model was
     shown, with more pixels, and ``side`` how many patches or cells of it stand beside each other: they come last."""
 
     inputs: Tensor | None
@@ -63,8 +64,11 @@ def read(model: Model, given: Any, target: Any = None, *, writes: bool = True) -
         ids = torch.tensor(_row(model, target).ids)
     ids, names = _named(model, ids, model.tokenizer if model.has_tokenizer else None)
     said = target if isinstance(target, str) else None
-    other = "decoder" if shape == "encoder-decoder" else "text"
-    return replace(first, target=ids, names={**first.names, other: names}, said=said)
+    if shape == "two encoders":
+        return replace(first, target=ids, names={**first.names, "text": names}, said=said)
+    end = "…" if said is None else model.tokenizer.token(model.tokenizer.end)
+    both = {"decoder": names, "written": (*names[1:], end)}
+    return replace(first, target=ids, names={**first.names, **both}, said=said)
 
 
 def _first(model: Model, tower: str, given: Any) -> Inputs:

@@ -32,7 +32,7 @@ DPI = 120
 NAME = 18  # characters of a name
 LETTER = 8  # points
 APART = 0.14  # inches between names
-MOST = 64  # names of a side, unless there is room for all
+MOST = 36  # names of a side, unless there is room for all
 FEW, LEAST = 3, 0.001  # lines of each that looks, and the share of the thinnest
 CELL, GAP = 48, 4  # pixels of a small head, and between two
 
@@ -51,8 +51,8 @@ def save(path: str | Path, draw: Callable[..., Figure], *what: Any) -> Path:
         figure = draw(*what)
         with drafted(path) as draft:
             # The best compression would take as long as all the rest.
-            quick = {"pil_kwargs": {"compress_level": 3}} if path.suffix == ".png" else {}
-            figure.savefig(draft, format=path.suffix[1:], dpi=DPI, **quick)
+            how: dict[str, Any] = {"pil_kwargs": {"compress_level": 3}} if path.suffix == ".png" else {}
+            figure.savefig(draft, format=path.suffix[1:], dpi=DPI, **how)
     return path
 
 

@@ -98,7 +98,7 @@ def data(seen: Attention, layer: str | int | None = None, head: int | None = Non
                 "columns": names.setdefault(one.columns, len(names)),
                 "entropy": [round(bits, 4) for bits in entropy(weights).tolist()],
                 "small": {"shape": list(small.shape[1:]), "data": _text(np.sqrt(small) * 255, "u1")},
-                "writes": one.name.startswith("decoder."),
+                "note": "a row is the token that is written" if one.is_cross else "",
                 "image": seen.side is not None and one.columns[-1] == f"{seen.side},{seen.side}",
             }
         )
@@ -122,8 +122,8 @@ def downsampled(weights: Float[NDArray, "H T S"], most: int) -> Float[NDArray, "
     sum to 1.
 
     >>> downsampled(np.array([[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]]]), 2)
-    array([[[0.5 , 0.5 ],
-            [0.  , 1.  ]]])
+    array([[[0.5, 0.5],
+            [0. , 1. ]]])
     """
     _, t, s = weights.shape
     if s > most:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.config import ModelConfig, Positions, Score, Stack, Tokens, Vocabulary
-from regard.files import drafted
+from regard.look import pictures
 from regard.nn import Transformer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WIDTHS = (4, 16, 64, 256, 1024)
 KEYS = 64
@@ -68,16 +71,17 @@ class Scaling:
         then = f"\nTo repeat {LENGTH} symbols, heads {D_HEAD} wide: the loss after {n} steps is {ends}."
         return Group(Text(first), table, Text(then))
 
-    def draw(self, path: str | Path) -> None:
-        """The same as a picture: three panels."""
-        import matplotlib
+    def save(self, path: str | Path) -> Path:
+        """The same as a picture, .png or .svg: three panels."""
+        return pictures.save(path, self._drawn)
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot as plt
+    def _drawn(self) -> Figure:
+        from matplotlib.figure import Figure
 
         from regard.evaluate.shots import COLOURS, MARKS
 
-        figure, panels = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
+        figure = Figure(figsize=(11, 3.4), layout="constrained")
+        panels = figure.subplots(1, 3)
         looks = {name: (COLOURS[i], MARKS[i]) for name, i in (("dot", 5), ("scaled_dot", 4))}
         for panel, what, label in zip(
             panels[:2], ("entropy", "gradient"), ("entropy of the weights, bits", "gradient through them"), strict=True
@@ -100,9 +104,7 @@ class Scaling:
             panel.grid(alpha=0.3)
             panel.set_ylim(bottom=0)
         panels[0].legend(frameon=False)
-        with drafted(Path(path)) as file:
-            figure.savefig(file, dpi=150, format=Path(path).suffix.lstrip(".") or "png")
-        plt.close(figure)
+        return figure
 
 
 def scaling(steps: int = 120, widths: Sequence[int] = WIDTHS, seed: int = 1) -> Scaling:

@@ -168,8 +168,8 @@ def _short(text: str, most: int = 200) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def draw_curves(run: Run) -> Path | None:
-    """The losses over the steps as curves.png in the run directory; None without matplotlib."""
+def draw_curves(run: Run, path: Path | None = None) -> Path | None:
+    """The losses over the steps as a picture, left out curves.png in the run directory; None without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -201,9 +201,9 @@ def draw_curves(run: Run) -> Path | None:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlim(left=0)
-    path = run.path / "curves.png"
+    path = path or run.path / "curves.png"
     with drafted(path) as draft:
-        figure.savefig(draft, dpi=120)
+        figure.savefig(draft, dpi=120, format=path.suffix[1:])
     plt.close(figure)
     return path
 

@@ -135,12 +135,14 @@ function showAttention(root, data, more) {
   function heat(w) {
     const layer = layers[state.layer];
     const mine = w.exact ? rows(layer) : blocks(rows(layer), w.t), theirs = w.exact ? columns(layer) : blocks(columns(layer), w.s);
-    const cell = Math.max(1, Math.min(36, Math.floor((data.image ? 480 : 640) / Math.max(w.t, w.s))));
-    const side = cell >= 9 ? cell : Math.max(cell, Math.min(4, 900 / Math.max(w.t, w.s)));
     const measure = canvas.getContext("2d");
     measure.font = "12px ui-monospace, monospace";
     const wide = (names) => Math.max(0, ...names.map((name) => measure.measureText(short(name, 16)).width));
     const left = Math.min(150, wide(mine)) + 10, above = Math.min(150, wide(theirs)) + 10;
+    const wanted = data.image ? 480 : 640, seen = stage.parentElement.clientWidth - left - 24; // as wide as it is shown
+    const room = seen > 100 ? Math.min(wanted, Math.max(seen, 240)) : wanted;
+    const cell = Math.min(36, Math.floor(room / Math.max(w.t, w.s)));
+    const side = cell >= 9 ? cell : Math.max(1, cell, Math.min(4, 900 / Math.max(w.t, w.s))); // long texts are scrolled
     const context = sharp(canvas, left + side * w.s + 2, above + side * w.t + 2);
     if (!held.buffer) paint(held.buffer = document.createElement("canvas"), w.at, w.t, w.s);
     context.imageSmoothingEnabled = false;
@@ -292,7 +294,7 @@ function showAttention(root, data, more) {
     cells.forEach((own, i) => own.forEach((button, h) => button.setAttribute("aria-pressed", String(i === state.layer && h === state.head))));
     note.textContent = layer.name + ", head " + state.head + ": " + layer.entropy[state.head].toFixed(2) + " bits, "
       + rows(layer).length + " x " + columns(layer).length
-      + (layer.writes ? "; a row is the token that is read, and looks for what comes next" : "")
+      + (layer.note ? "; " + layer.note : "")
       + (w.exact ? "" : "; put together to " + w.t + " x " + w.s + ", shares of neighbours summed");
     stage.replaceChildren(state.view === "heat" ? canvas : lines);
     again();
