@@ -424,3 +424,18 @@ def test_the_stepper_shows_each_step_as_it_was(browser, tmp_path, name, how):
     assert "The search is over" in page.locator(".step-said").inner_text()
     assert page.wrong == []
     page.close()
+
+
+def test_a_long_text_fits_a_phone(browser, tmp_path):
+    model = build("windows", ends=-9.0)
+    seen = hostile(trace(model, "a dog <b>runs</b> " * 120, beam=3, max_new_tokens=LIMIT))
+    page = opened(browser, seen.save(tmp_path / "a.html"))
+    page.set_viewport_size({"width": 360, "height": 700})
+    for _ in range(3):
+        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        page.keyboard.press("ArrowRight")
+    last = page.locator(".step-tok.next")
+    box, row = last.bounding_box(), page.locator(".step-row").first.bounding_box()
+    assert row["y"] - 1 <= box["y"] <= box["y"] + box["height"] <= row["y"] + row["height"] + 1  # pixels are rounded
+    assert page.wrong == []
+    page.close()

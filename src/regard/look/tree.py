@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from regard.look.trace import Candidate, Trace, Way
 
 LETTERS = 10  # of a token that are shown
+END = 60  # letters of what was written before, under the pointer
 LETTER, GAP, ROW, HIGH = 7.6, 26, 23, 18  # pixels: a letter, between columns, a line, a box
 WIDE = 1_080  # of a band
 INK, SOFT, BOLD = "#1e1c19", "#8a857c", "#b4470f"  # of a picture that cannot ask for the reader's
@@ -77,7 +78,8 @@ def nodes(trace: Trace) -> list[Node]:
             own = [line for line in free if line % (1 + below) == 0 and into is not None]
             line = min(own or free, key=lambda line: (abs(line - at) + 0.5 * (line < at), line))
             free.remove(line)
-            title = f"{_shown(way.text, 300)} + {_shown(one.token, 80)}\n{_numbers(one)}\n{one.why}"
+            before = way.text if len(way.text) <= END else f"…{way.text[-END:]}"
+            title = f"{_shown(before, END + 1)} + {_shown(one.token, 80)}\n{_numbers(one)}\n{one.why}"
             label, parent = _shown(one.token), (t, at)
             if into is None:
                 label, answer = f"{label} {end.score:.2f}" if end else label, end is not None and end.answer
@@ -172,7 +174,8 @@ def _drawn(boxes: list[Node], band: _Band) -> Iterator[str]:
         curve = f"M{ends[0]:.1f} {ends[1]:.1f}C{middle:.1f} {ends[1]:.1f} {middle:.1f} {ends[3]:.1f}"
         yield f'<path class="edge {_kind(node)}" d="{curve} {ends[2]:.1f} {ends[3]:.1f}"/>'
     for node in here:
-        x, y, half = band.x(node.column), band.y(node.line), (LETTER * cell_len(node.label) + 12) / 2
+        x, y, letter = band.x(node.column), band.y(node.line), 1.1 * LETTER if node.answer else LETTER
+        half = (letter * cell_len(node.label) + 12) / 2
         step, way = node.place
         own = f' data-node="{step}-{way}"' if node.alive else ""
         yield (
@@ -262,7 +265,7 @@ PAGE = """<!doctype html>
 </head>
 <body>
 <h1>{title}</h1>
-<p class="said"><bdi>{answer}</bdi></p>
+<p class="answered"><bdi>{answer}</bdi></p>
 <section class="card" aria-label="Step by step" id="stepper"></section>
 <section class="card step-tree" aria-label="The tree" id="tree" tabindex="0">
 {tree}

@@ -3,6 +3,7 @@
 
 const MASKED = 40; // positions of the mask that are drawn
 const GIVEN = 60; // tokens of a prompt that are shown
+const TAIL = 80; // letters of what was written before, in a line
 
 function h(tag, props = {}, ...children) {
   const element = tag === "svg" || props.svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
@@ -20,6 +21,7 @@ const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const number = (value) => value.toFixed(2).replace("-", "−");
 const shade = (share) => Math.pow(Math.max(0, Math.min(1, share)), 0.6).toFixed(3);
 const nameOf = (token) => token || "␣";
+const tail = (text) => ([...text].length > TAIL ? `…${[...text].slice(-TAIL).join("")}` : text);
 
 /** The tree as an element, from the text of Trace.svg(); append it where it is to be seen. */
 export function tree(text) {
@@ -90,7 +92,7 @@ export function stepper(root, trace, { image = null, tree: picture = null } = {}
     next.disabled = step === steps.length - 1;
     const text = textOf(step, way);
     said.replaceChildren(
-      ...(text ? ["After ", h("bdi", {}, text), " "] : ["At first "]),
+      ...(text ? ["After ", h("bdi", {}, tail(text)), " "] : ["At first "]),
       ...(chosen ? ["comes ", h("b", {}, h("bdi", {}, nameOf(chosen.token))), `: ${chosen.why}.`] : ["nothing comes: this way ends here."]),
       ...(step === steps.length - 1 ? [` The search is over: ${trace.over}.`] : []),
     );
@@ -101,7 +103,7 @@ export function stepper(root, trace, { image = null, tree: picture = null } = {}
           "button",
           { type: "button", "aria-pressed": String(other.number === way), onclick: () => go(step, other.number) },
           h("small", {}, `${number(other.total)} `),
-          h("bdi", {}, textOf(step, other.number) || "…"),
+          h("bdi", {}, tail(textOf(step, other.number)) || "…"),
         ),
       ),
     );
@@ -110,6 +112,10 @@ export function stepper(root, trace, { image = null, tree: picture = null } = {}
       one.attention ? h("section", {}, h("h3", {}, "What it looked at"), trace.side ? overImage(one.attention) : overText(one.attention)) : "",
       h("section", {}, h("h3", {}, more.length ? "The best candidates, and those taken" : "The best candidates, and the one taken"), candidates(one)),
     );
+    for (const row of panes.querySelectorAll(".step-row")) {
+      const to = row.querySelector(".next, .most"); // what is new, or looked at most, is to be seen
+      if (to) row.scrollTop = to.offsetTop - row.offsetTop - row.clientHeight / 2;
+    }
     mark();
   }
 
