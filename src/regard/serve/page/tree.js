@@ -105,7 +105,7 @@ export function search(model, title, given, { chosen = () => {}, grown = () => {
     shown.addEventListener("click", () => requestAnimationFrame(follow));
     tree.replaceChildren(shown);
     tree.scrollLeft = 0;
-    stepper(steps, trace, { tree: shown, image: trace.image && `data:image/jpeg;base64,${trace.image}` });
+    stepper(steps, trace, { alone: false, tree: shown, image: trace.image && `data:image/jpeg;base64,${trace.image}` });
     steps.querySelector("input").addEventListener("input", follow);
     steps.querySelectorAll(".step-bar button").forEach((button) => button.addEventListener("click", follow));
   }
