@@ -15,6 +15,7 @@ from browser.models import every_kind
 from regard.decode.search import drawn
 from regard.look.alignment import spread
 from regard.look.patches import rollout
+from regard.look.trace import trace
 from regard.serve import views
 from regard.serve.page_api import assets
 from serve.conftest import Client, serving
@@ -207,11 +208,7 @@ def test_attention_is_the_models_own(client, models, name, target, layer):
     assert got["layer"] == layer
     assert np.allclose(got["weights"], seen.weights[0], atol=6e-5)
     assert got["size"] == [*seen.weights[0].shape]
-    assert got["columns"] == list(seen.columns)
-    if layer.endswith("cross"):  # named by what is written, not by what was read to write it
-        assert got["rows"] == [*seen.rows[1:], "</s>"]
-    else:
-        assert got["rows"] == list(seen.rows)
+    assert (got["rows"], got["columns"]) == (list(seen.rows), list(seen.columns))
     small = np.frombuffer(base64.b64decode(got["thumbs"][-1]), np.uint8).reshape(got["thumb"])
     assert np.allclose(small / 255, seen.weights[-1], atol=0.003)
     mean = client.fine("/look/attention", {**body, "head": None, "mean": True})
@@ -247,6 +244,40 @@ def test_attention_over_an_image(client, models):
     seen = models["seer"].attention(file, layers="encoder.0.self").layers[0]
     assert np.allclose(got["weights"], seen.weights[2], atol=6e-5)
     assert got["side"] == 5
+    assert Image.open(io.BytesIO(base64.b64decode(got["image"]))).format == "JPEG"
+
+
+# ---------------------------------------------------------------------------------------
+# The search
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("translator", {"beam": 3, "max_length": 11}), ("searcher", {"beam": 2, "max_length": 11}), ("writer", {"beam": 2, "max_length": 7}), ("writer", {"temperature": 0.9, "seed": 5, "max_length": 7})],
+)  # fmt: skip
+def test_a_trace_is_the_librarys(client, models, name, how):
+    got = client.fine("/look/trace", {"model": name, "text": "a dog", **how})
+    own = {"max_new_tokens" if name == "writer" and key == "max_length" else key: value for key, value in how.items()}
+    wanted = json.loads(json.dumps(trace(models[name], "a dog", **own).to_dict()))
+    assert {key: got[key] for key in wanted} == wanted
+    assert got["text"] == "a dog"
+
+
+def test_a_text_is_traced_sentence_by_sentence(client, models):
+    body = {"model": "translator", "text": "A dog runs. The cat sleeps.", "beam": 2, "max_length": 7}
+    for i, sentence in enumerate(["A dog runs.", "The cat sleeps."]):
+        got = client.fine("/look/trace", {**body, "sentence": i})
+        assert (got["sentences"], got["text"]) == (["A dog runs.", "The cat sleeps."], sentence)
+        assert got["answer"] == json.loads(
+            json.dumps(models["translator"].translate(sentence, beam=2, max_length=7)[0].to_dict())
+        )
+
+
+def test_the_trace_of_a_caption_has_its_image(client, models):
+    file, sent = photo()
+    got = client.fine("/look/trace", {"model": "captioner", "image": sent, "beam": 2, "max_length": 5})
+    assert got["answer"]["text"] == models["captioner"].caption([file], beam=2, max_length=5)[0].text
+    assert got["side"] == 3
     assert Image.open(io.BytesIO(base64.b64decode(got["image"]))).format == "JPEG"
 
 
@@ -298,6 +329,13 @@ def test_drawings_are_the_models_own(client, models):
         ("/look/rollout", {"model": "seer", "image": base64.b64encode(b"no").decode()}, "is not an image"),
         ("/look/rollout", {"model": "writer", "image": photo()[1]}, "reads no images"),
         ("/look/caption", {"model": "seer", "image": photo()[1]}, "was trained to classify, not to caption"),
+        ("/look/trace", {"model": "writer"}, "text or image: give what the search is to begin with"),
+        ("/look/trace", {"model": "tagger", "text": "a"}, "was trained to tag, not to"),
+        ("/look/trace", {"model": "translator", "text": "a", "sentence": 1}, "sentence (1): the text has only 1, counted from 0"),
+        ("/look/trace", {"model": "translator", "text": "…"}, "sentence (0): the text has nothing to translate"),
+        ("/look/trace", {"model": "writer", "text": "a", "beam": 17}, "17 ways, more than 16"),
+        ("/look/trace", {"model": "writer", "text": "a", "max_length": 1_025}, "1,025 tokens are asked for"),
+        ("/look/trace", {"model": "writer", "text": "a", "beam": 2, "temperature": 1.0}, "a beam does not draw"),
         ("/caption", {"model": "captioner", "images": [photo()[1]], "beam": 17}, "17 ways, more than 16"),
         ("/match", {"model": "seer", "images": [photo()[1]], "texts": "a"}, "was trained to classify, not to match"),
         ("/match", {"model": "matcher", "images": [photo()[1]], "texts": "a", "templates": ["a"]}, "must have {} in it once"),

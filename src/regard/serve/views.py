@@ -162,17 +162,15 @@ def attention(
     layers = [(one, one.formed()) for one in seen.layers]
     of, weights = max(layers, key=lambda one: float(spread(one[1]).max()))
     head = None if mean else int(spread(weights).argmax()) if head is None else head
-    shown, rows, columns = of.head(head).weights, list(of.rows), list(of.columns)
-    if of.is_cross and model.has_tokenizer:  # a row is what was seen to write its token, not the one before
-        rows = [*rows[1:], model.tokenizer.token(model.tokenizer.end)]
+    shown = of.head(head).weights
     small, block = (shown, (1, 1)) if image is not None else pooled(shown, SIDE)
     return {
         "layer": of.name,
         "head": head,
         "size": list(shown.shape),
         "block": list(block),
-        "rows": _blocks(rows, block[0]),
-        "columns": _blocks(columns, block[1]),
+        "rows": _blocks(of.rows, block[0]),
+        "columns": _blocks(of.columns, block[1]),
         "weights": small.astype(np.float64).round(4).tolist(),
         "thumb": list(pooled(shown, THUMB)[0].shape),
         "thumbs": [_thumb(one.numpy()) for one in weights],
