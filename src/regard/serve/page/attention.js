@@ -4,21 +4,25 @@ import { arrows, ask, bare, chip, choice, colour, counted, drawn, h, lately, per
 
 const MOST_LINES = 1500;
 const FAINT = 0.02; // shares below are no lines
+const PALE = 0.5; // where none is larger, the largest is drawn as if it were all
 
 /** A matrix of shares: rows look at columns. Arrow keys and the pointer go from cell to cell. */
-export function matrix({ rows, columns, weights, hue = "read", label, say, from = 0, largest = 30, numbers = false }) {
+export function matrix({ rows, columns, weights, hue = "read", label, say, from = 0, most = 1, largest = 30, numbers = false }) {
   const canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": label });
   const box = h("div", { class: "scroll" }, canvas);
   const readout = h("p", { class: "readout", "aria-live": "polite" });
   const whole = h("div", { class: "matrix" }, box, readout);
   const font = "12px " + colour("mono");
+  const depth = (share) => shade((share - from) / (most - from || 1));
   let at = null;
+  let letters = 18; // of a name
   let place; // cell size, and where the cells begin
 
   function draw() {
     const pen = canvas.getContext("2d");
     pen.font = font;
-    const wide = (names) => Math.min(130, Math.max(...names.map((name) => pen.measureText(short(bare(name), 18)).width), 8));
+    const wide = (names) => Math.min(130, Math.max(...names.map((name) => pen.measureText(short(bare(name), letters)).width), 8));
+    letters = Math.max(rows.length, columns.length) > 60 ? 9 : 18;
     const left = wide(rows) + 8;
     const above = 0.77 * wide(columns) + 14;
     const beyond = 0.64 * wide(columns.slice(-3));
@@ -42,14 +46,14 @@ export function matrix({ rows, columns, weights, hue = "read", label, say, from 
       pen.translate(left + cell * (j + 0.5), above - 5);
       pen.rotate((-50 * Math.PI) / 180);
       pen.globalAlpha = at && at[1] !== j ? 0.55 : 1;
-      pen.fillText(short(bare(name), 18), 0, 0);
+      pen.fillText(short(bare(name), letters), 0, 0);
       pen.restore();
     });
     pen.textAlign = "right";
     rows.forEach((name, i) => {
       if (i % dense && i !== at?.[0]) return;
       pen.globalAlpha = at && at[0] !== i ? 0.55 : 1;
-      pen.fillText(short(bare(name), 18), left - 6, above + cell * (i + 0.5));
+      pen.fillText(short(bare(name), letters), left - 6, above + cell * (i + 0.5));
     });
     pen.globalAlpha = 1;
     pen.textAlign = "left";
@@ -59,7 +63,7 @@ export function matrix({ rows, columns, weights, hue = "read", label, say, from 
     pen.fillStyle = colour(hue);
     weights.forEach((row, i) =>
       row.forEach((share, j) => {
-        pen.globalAlpha = shade((share - from) / (1 - from || 1));
+        pen.globalAlpha = depth(share);
         pen.fillRect(left + cell * j + gap, above + cell * i + gap, cell - 2 * gap, cell - 2 * gap);
       }),
     );
@@ -68,7 +72,7 @@ export function matrix({ rows, columns, weights, hue = "read", label, say, from 
       pen.textAlign = "center";
       weights.forEach((row, i) =>
         row.forEach((share, j) => {
-          pen.fillStyle = colour(shade((share - from) / (1 - from || 1)) > 0.55 ? "card" : "ink");
+          pen.fillStyle = colour(depth(share) > 0.55 ? "card" : "ink");
           pen.fillText(share.toFixed(2), left + cell * (j + 0.5), above + cell * (i + 0.5));
         }),
       );
@@ -104,11 +108,12 @@ export function matrix({ rows, columns, weights, hue = "read", label, say, from 
     go(Math.max(0, Math.min(rows.length - 1, i)), Math.max(0, Math.min(columns.length - 1, j)));
   });
   drawn(box, draw);
-  return whole;
+  const mark = (i) => (i < 0 ? go(null) : go(i, weights[i].indexOf(Math.max(...weights[i]))));
+  return Object.assign(whole, { mark });
 }
 
 /** Two columns of tokens and lines between them, the thicker the more. One row at a time, where one is chosen. */
-export function web({ rows, columns, weights, row = "read", column = "read", label, say }) {
+export function web({ rows, columns, weights, row = "read", column = "read", label, say, most = 1 }) {
   const HIGH = 24;
   const side = (names, kind, props) => h("ol", props, names.map((name) => h("li", {}, chip(name, { class: kind, tip: name }))));
   const left = side(rows, row, { tabindex: "0", "aria-label": `${label}: who looks` });
@@ -128,32 +133,33 @@ export function web({ rows, columns, weights, row = "read", column = "read", lab
       ...all.map(([share, i, j]) => {
         const [from, to] = [HIGH * (i + 0.5), HIGH * (j + 0.5)];
         const d = `M0 ${from}C${0.4 * width} ${from} ${0.6 * width} ${to} ${width} ${to}`;
-        const line = s("path", { d, "stroke-opacity": shade(share).toFixed(3) });
-        line.style.strokeWidth = String(0.6 + 3 * share);
+        const line = s("path", { d, "stroke-opacity": shade(share / most).toFixed(3) });
+        line.style.strokeWidth = String(0.6 + (3 * share) / most);
         return line;
       }),
     );
     asks.forEach((token, i) => token.classList.toggle("on", i === now));
     answers.forEach((token, j) => {
       const share = now < 0 ? 0 : weights[now][j];
-      token.style.boxShadow = share >= FAINT ? `inset 0 -3px 0 color-mix(in srgb, ${colour(row)} ${Math.round(100 * shade(share))}%, transparent)` : "";
+      token.style.boxShadow = share >= FAINT ? `inset 0 -3px 0 color-mix(in srgb, ${colour(row)} ${Math.round(100 * shade(share / most))}%, transparent)` : "";
     });
     const best = now < 0 ? [] : weights[now].map((share, j) => [share, j]).sort((a, b) => b[0] - a[0]).slice(0, 3);
     readout.textContent = best.map(([, j]) => say(now, j)).join(" · ");
   }
 
-  const go = (i) => i !== now && ((now = i), draw());
+  const whole = h("div", {}, h("div", { class: "scroll" }, box), readout);
+  const go = (i) => i !== now && ((now = i), draw(), whole.dispatchEvent(new CustomEvent("row", { detail: i })));
   left.addEventListener("pointerover", (event) => go(asks.indexOf(event.target.closest(".tok"))));
   left.addEventListener("pointerleave", () => document.activeElement !== left && go(-1));
   left.addEventListener("click", (event) => go(asks.indexOf(event.target.closest(".tok"))));
   left.addEventListener("blur", () => go(-1));
   arrows(left, () => now, rows.length, (to) => (go(to), asks[to].scrollIntoView({ block: "nearest" })));
   drawn(box, draw);
-  return h("div", {}, h("div", { class: "scroll" }, box), readout);
+  return whole;
 }
 
-/** A bar from nothing to all, in the shades that a matrix has. */
-export function ramp(hue = "read") {
+/** A bar from nothing to the most there is, in the shades that a matrix has. */
+function ramp(hue, most) {
   const bar = h("i");
   const draw = () => {
     const stops = [0, 0.05, 0.1, 0.25, 0.5, 0.75, 1];
@@ -161,7 +167,7 @@ export function ramp(hue = "read") {
     bar.style.background = `linear-gradient(90deg, ${shades.join(", ")})`;
   };
   drawn(bar, draw);
-  return h("span", { class: "ramp" }, "0", bar, "100 %");
+  return h("span", { class: "ramp" }, "0", bar, most === 1 ? "100 %" : percent(most));
 }
 
 /** Base64 of bytes, a square of them, as a small picture. */
@@ -247,8 +253,12 @@ export function attention(model, given, { title = "What it looks at", layer: fir
     const label = `Attention of layer ${seen.layer}, ${seen.head === "mean" ? "all heads" : `head ${seen.head}`}`;
     const shown = { both: [web, matrix], lines: [web], matrix: [matrix] }[look];
     view.className = shown.length > 1 ? "panes" : "";
-    view.replaceChildren(...shown.map((draw) => draw({ rows, columns, weights, row, column, hue: row, label, say })));
-    legend.replaceChildren(ramp(row));
+    const largest = Math.max(...weights.map((shares) => Math.max(...shares)));
+    const most = largest < PALE && largest > 0 ? largest : 1;
+    const parts = shown.map((draw) => draw({ rows, columns, weights, row, column, hue: row, label, say, most }));
+    if (parts.length > 1) parts[0].addEventListener("row", ({ detail }) => parts[1].mark(detail));
+    view.replaceChildren(...parts);
+    legend.replaceChildren(ramp(row, most));
     const [r, c] = seen.block;
     note.textContent = Math.max(r, c) > 1 ? `${counted(seen.size[0], "token")}: a row is ${r}, a column ${c} of them, with the strongest look` : "";
   }
