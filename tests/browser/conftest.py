@@ -2,6 +2,7 @@
 fails if anything was said in the console, thrown, or asked of another host."""
 
 import io
+import json
 import os
 import shutil
 from pathlib import Path
@@ -15,6 +16,12 @@ from regard.model import SHIPPED
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 DOCS = os.environ.get("REGARD_SHOTS") == "docs"  # then the pictures of README.md are made anew
+BEGIN = """
+for (const label of location.protocol === "http:" ? ["Text", "Text with [MASK]", "Sentence", "Lines", "What is to be drawn"] : []) {
+  const key = `text ${%s} ${label}`;
+  sessionStorage.setItem(key, sessionStorage.getItem(key) ?? (label.includes("MASK") ? "[MASK]" : "a"));
+}
+"""
 SHOTS = Path(__file__).parent / "shots"  # which git ignores
 
 
@@ -45,7 +52,7 @@ def visit(server, browser):
     """A function that opens the page: ``visit("writer", width=360, dark=True)``."""
     contexts, trouble = [], []
 
-    def visit(where="", *, client=server, width=1_180, height=900, dark=False, refusals=False):
+    def visit(where="", *, client=server, width=1_180, height=900, dark=False, refusals=False, example=False):
         home = f"http://127.0.0.1:{client.port}/"
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
@@ -53,6 +60,8 @@ def visit(server, browser):
         contexts.append(context)
         context.set_default_timeout(10_000)
         page = context.new_page()
+        if not example:  # what is there before anything is typed is short
+            page.add_init_script(BEGIN % json.dumps(where.split("/")[0]))
 
         def said(message):
             refused = message.text.startswith("Failed to load resource") and refusals

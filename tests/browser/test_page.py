@@ -596,7 +596,7 @@ def test_light_and_dark(visit):
     ["translator", "writer", "writer/chat", "filler", "classifier", "tagger", "filler/compare", "seer", "captioner", "matcher", "drawer"],
 )  # fmt: skip
 def test_a_phone_has_room_for_all(visit, photo, where):
-    page = visit(where, width=360, height=740)
+    page = visit(where, width=360, height=740, example=True)
     if where in ("seer", "captioner", "matcher"):
         page.get_by_label("Choose an image").set_input_files(photo)
     settle(page)
@@ -627,7 +627,7 @@ def test_a_server_with_a_key_asks_for_it_once(visit, server):
 @pytest.mark.skipif(not (SHIPPED / "en-de").is_dir(), reason="the shipped translator is not there")
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_pictures(visit, dark):
-    page = visit("en-de", dark=dark, height=1_096)
+    page = visit("en-de", dark=dark, height=1_096, example=True)
     settle(page)
     expect(page.locator(".said")).to_contain_text("Wirtschaftsraum")
     suffix = "-dark" if dark else ""
