@@ -12,7 +12,7 @@ from regard.config import InputError
 from regard.data.batches import make_batches
 from regard.data.prepare import prepare
 from regard.encode import rows
-from regard.encode.labels import Scored, Span, _parts
+from regard.encode.labels import Scored, Span, parts_of
 from regard.encode.spans import is_scheme, spans
 from regard.evaluate import evaluate_labels, read_examples
 from regard.schema import from_dict
@@ -179,7 +179,7 @@ def test_rows_are_those_of_training(task, pairs, tmp_path):
             text, wanted = examples[number]
             n = int(batch.layout.lengths[i])
             if task == "tag":
-                [(_, row, places)] = _parts(model, 0, text)
+                [(_, row, places)] = parts_of(model, 0, text)
                 assert places == np.flatnonzero(batch.wanted[i].numpy() >= 0).tolist()
                 assert [model.labels[int(batch.wanted[i, at])] for at in places] == wanted
             else:

@@ -165,6 +165,9 @@ def test_the_report_holds_the_weights_of_every_head():
         for head in range(3):
             np.testing.assert_allclose(full_of(found, i, head, 13, 13), layer.weights[head], atol=2e-5)
     assert found["names"] == [[str(i) for i in range(13)]]
+    assert [layer["name"] for layer in found["layers"]] == [*looked.names, "decoder, rollout"]
+    np.testing.assert_allclose(full_of(found, 2, 0, 13, 13), looked.rollout().weights, atol=2e-5)
+    assert "decoder, rollout" not in seen(13, layers=1).report()
 
 
 def test_a_long_report_holds_the_chosen_head_in_full_and_all_heads_small():

@@ -17,15 +17,17 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from jaxtyping import Float, UInt8
 from numpy.typing import NDArray
+from torch import Tensor
 
 from regard.config import InputError
 from regard.look.alignment import spread
 from regard.look.attention import entropy
 
 if TYPE_CHECKING:
-    from regard.look.attention import Attention
+    from regard.look.attention import Attention, Layer, Looks
 
 SMALL = 48
 FULL = 1_000_000  # cells that may be in full beside the chosen head's: two bytes each
@@ -73,41 +75,48 @@ showAttention(document.getElementById("attention"), JSON.parse(document.getEleme
 
 def data(seen: Attention, layer: str | int | None = None, head: int | None = None) -> dict[str, Any]:
     """What the page draws, ready for JSON. Left out, the chosen head is the one whose looks go to the most different
-    places, of the cross-attentions where there are any.
+    places, of the cross-attentions where there are any. The last layer is the rollout of all.
 
-    >>> import torch
     >>> from regard import Model, Transformer, presets
     >>> model = Model(Transformer(presets.tiny_decoder()), "generate", None)
     >>> found = data(model.attention(torch.tensor([5, 7, 11])), layer=1, head=2)
     >>> found["chosen"], found["layers"][1]["small"]["shape"], len(found["full"])
-    ({'layer': 1, 'head': 2}, [3, 3], 6)
+    ({'layer': 1, 'head': 2}, [3, 3], 7)
     """
     names: dict[tuple[str, ...], int] = {}
     layers: list[dict[str, Any]] = []
     full: dict[str, str] = {}
     spreads: dict[tuple[bool, int, int], float] = {}
-    cells = sum(x.n_heads * len(x.rows) * len(x.columns) for x in seen.layers)
-    for i, one in enumerate(seen.layers):
-        weights = one.formed()
-        small = downsampled(weights.numpy(), SMALL)
+    all_fit = sum(x.n_heads * len(x.rows) * len(x.columns) for x in seen.layers) <= FULL
+
+    def add(name: str, of: Looks | Layer, weights: Tensor, note: str = "", verb: str = "looks at") -> None:
+        small, i = downsampled(weights.numpy(), SMALL), len(layers)
         layers.append(
             {
-                "name": one.name,
-                "heads": one.n_heads,
-                "rows": names.setdefault(one.rows, len(names)),
-                "columns": names.setdefault(one.columns, len(names)),
+                "name": name,
+                "heads": len(weights),
+                "rows": names.setdefault(of.rows, len(names)),
+                "columns": names.setdefault(of.columns, len(names)),
                 "entropy": [round(bits, 4) for bits in entropy(weights).tolist()],
                 "small": {"shape": list(small.shape[1:]), "data": _text(np.sqrt(small) * 255, "u1")},
-                "note": "a row is the token that is written" if one.is_cross else "",
-                "image": seen.side is not None and one.columns[-1] == f"{seen.side},{seen.side}",
+                "note": note,
+                "verb": verb,
+                "image": seen.side is not None and of.columns[-1] == f"{seen.side},{seen.side}",
             }
         )
+        if all_fit:
+            full.update({f"{i}/{h}": full_head(head) for h, head in enumerate(weights.numpy())})
+
+    for i, one in enumerate(seen.layers):
+        weights = one.formed()
+        add(one.name, one, weights, "a row is the token that is written" if one.is_cross else "")
         spreads |= {(one.is_cross, i, h): by for h, by in enumerate(spread(weights).tolist())}
-        if cells <= FULL:
-            full |= {f"{i}/{h}": full_head(of) for h, of in enumerate(weights.numpy())}
     place, number = _chosen(seen, layer, head, spreads)
-    if cells > FULL:
+    if not all_fit:
         full[f"{place}/{number}"] = full_head(seen.layers[place].head(number).weights)
+    with suppress(InputError):  # not all layers are there
+        flow = seen.rollout()
+        add(flow.name, flow, torch.from_numpy(flow.weights)[None], "all layers, heads averaged", "comes from")
     told = {"layers": layers, "names": [list(of) for of in names], "chosen": {"layer": place, "head": number}}
     return {**told, "full": full, **_image(seen)}
 

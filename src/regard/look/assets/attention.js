@@ -96,7 +96,7 @@ function showAttention(root, data, more) {
     note,
     make("div", { class: "att-body" },
       make("div", { class: "att-scroll" }, grid),
-      make("div", {}, told, make("div", { class: "att-views" }, stage, ...(picture ? [make("div", {}, picture, caption)] : [])))));
+      make("div", {}, told, make("div", { class: "att-views" }, stage, ...(picture ? [make("div", { class: "att-photo" }, picture, caption)] : [])))));
 
   // -- drawing ----------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ function showAttention(root, data, more) {
     if (state.row !== null && on) {
       const first = w.s - n;
       share = (k) => w.at(state.row, first + k);
-      caption.textContent = "what " + rows(layer)[state.row] + " looks at";
+      caption.textContent = "what " + rows(layer)[state.row] + " " + layer.verb;
     } else if (data.rollout) {
       const shares = data.rollout;
       share = (k) => shares[k];
@@ -264,7 +264,7 @@ function showAttention(root, data, more) {
     if (state.row === null) { told.append("Point at a cell, or use the arrow keys in the picture."); return; }
     const mine = w.exact ? rows(layer) : blocks(rows(layer), w.t), theirs = w.exact ? columns(layer) : blocks(columns(layer), w.s);
     if (state.column !== null) {
-      told.append(make("bdi", { text: mine[state.row] }), " (" + (state.row + 1) + ") looks at ", make("bdi", { text: theirs[state.column] }),
+      told.append(make("bdi", { text: mine[state.row] }), " (" + (state.row + 1) + ") " + layer.verb + " ", make("bdi", { text: theirs[state.column] }),
         " (" + (state.column + 1) + "): " + percent(w.at(state.row, state.column)));
       told.append(make("br"));
     }
