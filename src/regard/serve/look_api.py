@@ -14,6 +14,8 @@ from regard.serve.app import REFUSALS, Hall, Refused, Served
 from regard.serve.bodies import Body, LookAttention, LookCaption, LookImage, LookNext, LookTokens, LookTrace, Seen
 from regard.serve.jobs_api import decoded
 
+MOST_WAYS = 8  # of a trace
+
 
 def add(app: FastAPI, hall: Hall) -> None:
     """Put the endpoints into an application."""
@@ -62,6 +64,8 @@ def add(app: FastAPI, hall: Hall) -> None:
         options = body.options("text", "image", "sentence")
         how = Decoding(**options).validate()
         hall.check([body.text or ""], tokens=how.max_length, ways=how.ways)
+        if how.ways > MOST_WAYS:
+            raise Refused(422, f"a trace of {how.ways} ways is more than one can see; ask for {MOST_WAYS} at most")
         return await look(request, body, views.traced, given, sentence=body.sentence, **options)
 
     async def look(request: Request, body: Body, what: Callable[..., Any], given: Any, **options: Any) -> Seen:

@@ -22,7 +22,7 @@ from regard.decode.settings import Decoding
 from regard.encode import fill, rows
 from regard.encode import images as pictures
 from regard.look.alignment import spread
-from regard.look.attention import chosen
+from regard.look.attention import Layer, chosen
 from regard.look.caption import map_caption
 from regard.look.patches import rollout
 from regard.look.trace import trace
@@ -31,6 +31,7 @@ from regard.serve.jobs import Reading
 
 SIDE = 200  # rows and columns of a matrix that is sent
 THUMB = 32  # of a small one
+MOST_TOKENS = 2_500  # of a text whose attention is looked at: it takes memory as their square
 LONG = 1_000  # characters of a text for which one layer is enough to choose from
 QUALITY = 88  # of JPEG, for a photo that is shown again
 
@@ -157,11 +158,13 @@ def attention(
 ) -> dict[str, Any]:
     """What one layer attends to: one head's weights, no more than ``SIDE`` rows and columns of them, and all heads as
     small pictures. Left out, layer and head are those whose looks go to the most different places."""
+    for read in (text, target):
+        if read is not None and (n := len(rows.tokenizer(model).encode(read))) > MOST_TOKENS:
+            raise InputError(f"text of {n:,} tokens is more than the {MOST_TOKENS:,} that are looked at; shorten it")
     given, target = (text, target) if image is None else (image, text if target is None else target)
     seen = model.attention(given, target, layers=layer or _telling(model, text))
-    layers = [(one, one.formed()) for one in seen.layers]
-    of, weights = max(layers, key=lambda one: float(spread(one[1]).max()))
-    head = None if mean else int(spread(weights).argmax()) if head is None else head
+    of, own = max(((one, _Heads(one)) for one in seen.layers), key=lambda pair: max(pair[1].spread))
+    head = None if mean else own.spread.index(max(own.spread)) if head is None else head
     shown = of.head(head).weights
     small, block = (shown, (1, 1)) if image is not None else pooled(shown, SIDE)
     return {
@@ -173,12 +176,28 @@ def attention(
         "columns": _blocks(of.columns, block[1]),
         "weights": small.astype(np.float64).round(4).tolist(),
         "thumb": list(pooled(shown, THUMB)[0].shape),
-        "thumbs": [_thumb(one.numpy()) for one in weights],
-        "mean": _thumb(weights.mean(0).numpy()),
+        "thumbs": own.thumbs,
+        "mean": own.mean,
         "side": seen.side,
         "said": seen.said,
         "image": None if seen.image is None else as_base64(seen.image, "JPEG"),
     }
+
+
+class _Heads:
+    """All heads of a layer: how many places each looks at, and small pictures. One is formed at a time, for of a long
+    text each is large."""
+
+    def __init__(self, layer: Layer):
+        self.spread: list[float] = []
+        self.thumbs: list[str] = []
+        total = torch.zeros(len(layer.rows), len(layer.columns))
+        for head in range(layer.n_heads):
+            weights = layer.formed([head])
+            self.spread.append(float(spread(weights)[0]))
+            self.thumbs.append(_thumb(weights[0].numpy()))
+            total += weights[0]
+        self.mean = _thumb((total / layer.n_heads).numpy())
 
 
 def _telling(model: Model, text: str | None) -> list[str]:
