@@ -475,6 +475,22 @@ def test_the_tree_is_what_the_search_did(visit):
     expect(panel.locator(".node.here")).to_have_count(1)
 
 
+def test_a_token_that_was_written_lights_up_what_it_looked_at(visit):
+    page = visit("translator")
+    got = typed(page, "look/trace", "a dog", text="a dog")
+    settle(page)
+    answer = next(one for one in got["finished"] if one["answer"])
+    way, ways = answer["way"], []
+    for step in reversed(got["steps"][: answer["step"] + 1]):
+        ways.insert(0, next(one for one in step["ways"] if one["number"] == way))
+        way = ways[0]["parent"]
+    for i in (0, 1):
+        page.get_by_role("listbox", name="Tokens of the translation").locator(".tok").nth(i).hover()
+        read = page.get_by_role("listbox", name="Tokens of the text").locator(".tok")
+        told = read.evaluate_all("all => all.map(e => Number(e.style.background.match(/(\\d+)%/)?.[1]))")
+        assert told == [math.floor(60 * share**0.6 + 0.5) for share in ways[i]["attention"]]
+
+
 def test_the_sentence_is_chosen(visit):
     page = visit("translator")
     text = "a dog runs. The cat sleeps."

@@ -1,7 +1,7 @@
 // A view for each job: what is typed on one side, what the model makes of it on the other, and what happened below.
 
 import { attention, matrix } from "./attention.js";
-import { ask, bars, choice, counted, fixed, h, lately, percent, short, slider, stream, strip } from "./dom.js";
+import { ask, bars, choice, counted, fixed, h, lately, percent, shade, short, slider, stream, strip } from "./dom.js";
 import { imageView } from "./images.js";
 import { search } from "./tree.js";
 
@@ -44,19 +44,21 @@ function asking(model, { label, text, hint = "", lines = false, changed }) {
   area.value = sessionStorage.getItem(key) ?? text;
   const problem = h("p", { class: "bad", role: "status" });
   const tokens = h("div");
+  let shown = null;
   const about = h("div", { class: "count" });
   const report = (line) => (problem.textContent = line);
   const count = lately(async (signal) => {
     const found = await ask("look/tokens", { model: model.name, text: area.value }, signal);
     about.textContent = counted(found.tokens.length, "token");
-    tokens.replaceChildren(strip({ ...found, label: "Tokens of the text" }));
+    shown = strip({ ...found, label: "Tokens of the text" });
+    tokens.replaceChildren(shown);
   }, report, 60);
   const work = lately((signal) => changed(area.value, signal), report, 300);
   const change = () => (sessionStorage.setItem(key, area.value), count(), work());
   area.addEventListener("input", change);
   const box = h("section", { class: "card" }, h("h3", {}, label), area, about, tokens, problem);
   const set = (to) => ((area.value = to), change());
-  return { box, area, set, report, again: work, start: () => (count.now(), work.now()), text: () => area.value };
+  return { box, area, set, report, again: work, start: () => (count.now(), work.now()), text: () => area.value, chips: () => shown?.shown ?? [] };
 }
 
 /** Where an answer is shown; what is there is pale while a new one is on its way. */
@@ -89,7 +91,20 @@ function translate(model) {
     chosen: (to) => ((sentence = to), grow.now()),
     grown: () => see(),
   });
-  const [inside, see] = attention(model, () => (tree.open ? told() : whole));
+  const [inside, see] = attention(model, () => {
+    const { text, target } = (tree.open ? told() : whole) ?? {};
+    return text && { text, target };
+  });
+
+  /** Shows on the tokens that were read what one that was written looked at. */
+  function light(i) {
+    const read = input.chips();
+    const shares = i < 0 ? null : told()?.looked[i];
+    const known = shares?.length === read.length; // not of one sentence of several
+    read.forEach((token, j) => {
+      token.style.background = known ? `color-mix(in srgb, var(--read) ${Math.round(60 * shade(shares[j]))}%, var(--card))` : "";
+    });
+  }
 
   const input = asking(model, {
     label: "Text", text: EXAMPLES.translate, hint: "Type a sentence",
@@ -103,7 +118,7 @@ function translate(model) {
         whole = { text, target: best.text };
         if (!tree.open) see();
         about.textContent = `${counted(best.tokens.length, "token")}, probability ${percent(Math.exp(best.logprob))}`;
-        tokens.replaceChildren(strip({ tokens: best.tokens, label: "Tokens of the translation" }));
+        tokens.replaceChildren(strip({ tokens: best.tokens, label: "Tokens of the translation", picked: light }));
         return best.others?.length ? [h("h3", {}, "Other ways"), ways(best.others)] : [];
       });
     },

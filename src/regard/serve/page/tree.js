@@ -36,6 +36,18 @@ export function planted({ steps, finished }) {
   return columns;
 }
 
+/** What was looked at to write each token of the answer, where it is known. */
+function looked({ steps, finished }) {
+  const answer = finished.find((one) => one.answer);
+  const found = [];
+  for (let t = answer?.step ?? -1, number = answer?.way; t >= 0; t--) {
+    const way = steps[t].ways.find((one) => one.number === number);
+    found.unshift(way.attention);
+    number = way.parent ?? 0;
+  }
+  return found;
+}
+
 /** Gives every node a row: the best way goes straight, and others find the nearest place to their parents. */
 function placed(columns) {
   const rank = ({ best, fate }) => (best ? 3 : ({ taken: 2, ended: 1, cut: 1 }[fate] ?? 0));
@@ -89,7 +101,8 @@ function picture(columns) {
   return s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "The search as a tree" }, lines, boxes);
 }
 
-/** The search of a model over what `given()` says. Returns [element, refresh, told]; told() is what it read and wrote. */
+/** The search of a model over what `given()` says. Returns [element, refresh, told]; told() is what it
+ * read and wrote, and what it looked at to write each token. */
 export function search(model, title, given, { chosen = () => {}, grown = () => {}, open = true } = {}) {
   let trace = null;
   const problem = h("p", { class: "bad", role: "status" });
@@ -132,5 +145,5 @@ export function search(model, title, given, { chosen = () => {}, grown = () => {
     }
   }, (line) => (problem.textContent = line), 300);
   box.addEventListener("toggle", () => box.open && !trace && refresh.now());
-  return [box, refresh, () => trace && { text: trace.text, target: trace.answer.text }];
+  return [box, refresh, () => trace && { text: trace.text, target: trace.answer.text, looked: looked(trace) }];
 }
