@@ -141,7 +141,9 @@ export function web({ rows, columns, weights, row = "read", column = "read", lab
     asks.forEach((token, i) => token.classList.toggle("on", i === now));
     answers.forEach((token, j) => {
       const share = now < 0 ? 0 : weights[now][j];
-      token.style.boxShadow = share >= FAINT ? `inset 0 -3px 0 color-mix(in srgb, ${colour(row)} ${Math.round(100 * shade(share / most))}%, transparent)` : "";
+      const depth = Math.round(100 * shade(share / most));
+      const line = `inset 0 -3px 0 color-mix(in srgb, var(--${row}) ${depth}%, transparent)`;
+      token.style.boxShadow = share >= FAINT ? line : "";
     });
     const best = now < 0 ? [] : weights[now].map((share, j) => [share, j]).sort((a, b) => b[0] - a[0]).slice(0, 3);
     readout.textContent = best.map(([, j]) => say(now, j)).join(" · ");
@@ -163,7 +165,8 @@ function ramp(hue, most) {
   const bar = h("i");
   const draw = () => {
     const stops = [0, 0.05, 0.1, 0.25, 0.5, 0.75, 1];
-    const shades = stops.map((share) => `color-mix(in srgb, ${colour(hue)} ${100 * shade(share)}%, ${colour("paper")}) ${100 * share}%`);
+    const mixed = (share) => `color-mix(in srgb, var(--${hue}) ${100 * shade(share)}%, var(--paper))`;
+    const shades = stops.map((share) => `${mixed(share)} ${100 * share}%`);
     bar.style.background = `linear-gradient(90deg, ${shades.join(", ")})`;
   };
   drawn(bar, draw);
@@ -220,8 +223,10 @@ export function attention(model, given, { title = "What it looks at", layer: fir
   const view = h("div");
   const note = h("span", { class: "note" });
   const legend = h("span");
-  const looks = choice("Drawn as", [["lines", "Lines"], ["matrix", "Matrix"], ["both", "Both"]], look, (to) => ((look = to), show()));
-  const box = h("details", { class: "card", open: true }, h("summary", {}, title), pickers, heads, h("div", { class: "row" }, looks, note, h("span", { class: "space" }), legend), problem, view);
+  const ways = [["lines", "Lines"], ["matrix", "Matrix"], ["both", "Both"]];
+  const looks = choice("Drawn as", ways, look, (to) => ((look = to), show()));
+  const bar = h("div", { class: "row" }, looks, note, h("span", { class: "space" }), legend);
+  const box = h("details", { class: "card", open: true }, h("summary", {}, title), pickers, heads, bar, problem, view);
   let seen = null;
 
   if (!last) return [h("div", { hidden: true }), () => {}];
@@ -230,13 +235,18 @@ export function attention(model, given, { title = "What it looks at", layer: fir
     pickers.replaceChildren(
       ...kinds.map((kind) => {
         const options = known[kind].map((name) => [name, name.split(".")[1]]);
-        return h("div", { class: "row" }, h("span", { class: "legend" }, KINDS[kind]), choice(`Layer, ${KINDS[kind]}`, options, seen.layer, (to) => ((layer = to), (head = null), refresh.now())));
+        const go = (to) => ((layer = to), (head = null), refresh.now());
+        const picker = choice(`Layer, ${KINDS[kind]}`, options, seen.layer, go);
+        return h("div", { class: "row" }, h("span", { class: "legend" }, KINDS[kind]), picker);
       }),
     );
     const [hue] = sides(model, seen.layer);
     const name = `head${seen.layer}`;
-    const radio = (of, label, picture) =>
-      h("label", { tip: label }, h("input", { type: "radio", name, value: String(of), checked: of === seen.head, "aria-label": label, onchange: () => ((layer = seen.layer), (head = of), refresh.now()) }), picture, String(of));
+    const radio = (of, label, picture) => {
+      const go = () => ((layer = seen.layer), (head = of), refresh.now());
+      const how = { type: "radio", name, value: String(of), checked: of === seen.head, "aria-label": label, onchange: go };
+      return h("label", { tip: label }, h("input", how), picture, String(of));
+    };
     const held = heads.contains(document.activeElement);
     heads.replaceChildren(
       ...seen.thumbs.map((data, i) => radio(i, `Head ${i}`, thumb(data, seen.thumb, hue))),
@@ -260,7 +270,8 @@ export function attention(model, given, { title = "What it looks at", layer: fir
     view.replaceChildren(...parts);
     legend.replaceChildren(ramp(row, most));
     const [r, c] = seen.block;
-    note.textContent = Math.max(r, c) > 1 ? `${counted(seen.size[0], "token")}: a row is ${r}, a column ${c} of them, with the strongest look` : "";
+    const blocks = `${counted(seen.size[0], "token")}: a row is ${r}, a column ${c} of them, with the strongest look`;
+    note.textContent = Math.max(r, c) > 1 ? blocks : "";
   }
 
   const work = async (signal) => {

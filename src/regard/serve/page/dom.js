@@ -185,20 +185,26 @@ export function tips() {
 
 // -- controls -----------------------------------------------------------------------------
 
+export function button(label, go, { kind = "", ...props } = {}) {
+  return h("button", { type: "button", class: `button ${kind}`, onclick: go, ...props }, label);
+}
+
 let numbered = 0;
 
 /** Radio buttons side by side; options are [value, label] pairs. The arrow keys work as they do on any. */
 export function choice(legend, options, value, changed) {
   const name = `choice${numbered++}`;
-  const boxes = options.map(([of, label]) =>
-    h("label", {}, h("input", { type: "radio", name, value: String(of), checked: of === value, onchange: () => changed(of) }), label),
-  );
+  const boxes = options.map(([of, label]) => {
+    const radio = { type: "radio", name, value: String(of), checked: of === value, onchange: () => changed(of) };
+    return h("label", {}, h("input", radio), label);
+  });
   return h("div", { class: "choice", role: "radiogroup", "aria-label": legend }, boxes);
 }
 
 export function slider(label, { min, max, step, value, say = String }, changed) {
   const shown = h("span", {}, say(value));
-  const input = h("input", { type: "range", min: String(min), max: String(max), step: String(step), value: String(value), "aria-label": label, "aria-valuetext": say(value) });
+  const input = h("input", { type: "range", "aria-label": label, "aria-valuetext": say(value) });
+  for (const [name, of] of Object.entries({ min, max, step, value })) input.setAttribute(name, String(of));
   input.addEventListener("input", () => {
     shown.textContent = say(Number(input.value));
     input.setAttribute("aria-valuetext", shown.textContent);
@@ -233,11 +239,13 @@ export function chip(token, props = {}) {
 /** Tokens in a row, with their ids under the pointer. The arrow keys go from one to the next. */
 export function strip({ tokens, ids, special = [], label, picked = () => {} }) {
   const name = `strip${numbered++}`;
-  const shown = tokens.slice(0, MOST_CHIPS).map((token, i) =>
-    chip(token, { id: `${name}-${i}`, role: "option", class: special[i] ? "special" : "", tip: ids ? `${token}\nid ${ids[i]}, token ${i + 1}` : token }),
-  );
+  const shown = tokens.slice(0, MOST_CHIPS).map((token, i) => {
+    const about = ids ? `${token}\nid ${ids[i]}, token ${i + 1}` : token;
+    return chip(token, { id: `${name}-${i}`, role: "option", class: special[i] ? "special" : "", tip: about });
+  });
   const box = h("div", { class: "strip", tabindex: "0", role: "listbox", "aria-label": label }, shown);
-  if (tokens.length > MOST_CHIPS) box.append(h("span", { class: "note" }, `and ${(tokens.length - MOST_CHIPS).toLocaleString("en")} more`));
+  const left = tokens.length - shown.length;
+  if (left) box.append(h("span", { class: "note" }, `and ${left.toLocaleString("en")} more`));
   let now = -1;
   const go = (to, seen) => {
     if (to === now || (to >= 0 && !shown[to])) return;
@@ -262,10 +270,10 @@ export function strip({ tokens, ids, special = [], label, picked = () => {} }) {
 /** The arrow keys, Home and End for something that counts. */
 export function arrows(element, now, n, go) {
   element.addEventListener("keydown", (event) => {
-    const to = { ArrowRight: now() + 1, ArrowDown: now() + 1, ArrowLeft: now() - 1, ArrowUp: now() - 1, Home: 0, End: n - 1 }[event.key];
-    if (to === undefined) return;
+    const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity }[event.key];
+    if (by === undefined) return;
     event.preventDefault();
-    go(Math.max(0, Math.min(n - 1, to)));
+    go(Math.max(0, Math.min(n - 1, now() + by)));
   });
 }
 

@@ -131,12 +131,17 @@ export function imageView(model) {
 
   /** The words of a caption; the one under the pointer shows where it looked. */
   function glimpses(seen) {
-    const buttons = seen.words.map((word, i) => h("button", { type: "button", "aria-pressed": "false", onpointerenter: () => press(i), onfocus: () => press(i), onclick: () => press(i) }, h("bdi", {}, word)));
+    const buttons = seen.words.map((word, i) => {
+      const go = () => press(i);
+      const how = { type: "button", "aria-pressed": "false", onpointerenter: go, onfocus: go, onclick: go };
+      return h("button", how, h("bdi", {}, word));
+    });
     function press(i) {
       buttons.forEach((button, j) => button.setAttribute("aria-pressed", String(i === j)));
       photo.show(seen.image, seen.weights[i]);
       const [y, x] = strongest(seen.weights[i]);
-      note.textContent = `“${seen.words[i]}” looked most at row ${y + 1}, column ${x + 1}: ${percent(seen.weights[i][y][x])} (layer ${seen.layer}, head ${seen.head})`;
+      const most = `row ${y + 1}, column ${x + 1}: ${percent(seen.weights[i][y][x])}`;
+      note.textContent = `“${seen.words[i]}” looked most at ${most} (layer ${seen.layer}, head ${seen.head})`;
     }
     photo.box.hidden = false;
     if (buttons.length) queueMicrotask(() => press(0));
@@ -157,7 +162,9 @@ export function imageView(model) {
   let head = null;
   let seen = null;
   const heads = h("div", { class: "row" });
-  const pickers = h("div", { class: "row", hidden: true }, known.length ? choice("What is laid over", [["rollout", "Rollout"], ...known.map((name, i) => [name, `Layer ${i}`])], layer, (to) => ((layer = to), (head = null), work.now())) : null, heads);
+  const options = [["rollout", "Rollout"], ...known.map((name, i) => [name, `Layer ${i}`])];
+  const picker = choice("What is laid over", options, layer, (to) => ((layer = to), (head = null), work.now()));
+  const pickers = h("div", { class: "row", hidden: true }, picker, heads);
 
   async function over(signal) {
     if (layer === "rollout") {
@@ -169,8 +176,8 @@ export function imageView(model) {
       note.textContent = `Most of what is decided on came from row ${y + 1}, column ${x + 1}: ${percent(weights[y][x])}`;
     } else {
       seen = await ask("look/attention", { model: model.name, image, layer, head }, signal);
-      const n = seen.thumbs.length;
-      heads.replaceChildren(choice("Head", Array.from({ length: n }, (_, i) => [i, `Head ${i}`]), seen.head, (to) => ((head = to), work.now())));
+      const of = seen.thumbs.map((_, i) => [i, `Head ${i}`]);
+      heads.replaceChildren(choice("Head", of, seen.head, (to) => ((head = to), work.now())));
       from(0);
     }
     photo.box.hidden = pickers.hidden = false;
@@ -191,7 +198,10 @@ export function imageView(model) {
   if (model.task === "match") {
     const area = h("textarea", { class: "lines", rows: "4", dir: "auto", "aria-label": "Texts, one a line" });
     area.value = lines.join("\n");
-    area.addEventListener("input", () => ((lines = area.value.split("\n").filter((line) => line.trim())), lines.length && work()));
+    area.addEventListener("input", () => {
+      lines = area.value.split("\n").filter((line) => line.trim());
+      if (lines.length) work();
+    });
     box.append(h("h3", {}, "Texts, one a line"), area);
   }
   const title = { classify: "Label", caption: "Caption", match: "How well each text fits" }[model.task];
@@ -206,9 +216,9 @@ function overlayPointer(box, seen, from) {
     const now = seen();
     if (!now) return;
     const { x, y, width, height } = box.getBoundingClientRect();
-    const row = Math.floor(((event.clientY - y) / height) * now.side);
-    const column = Math.floor(((event.clientX - x) / width) * now.side);
-    if (row >= 0 && row < now.side && column >= 0 && column < now.side) from(now.rows.length - now.side ** 2 + row * now.side + column);
+    const place = (at) => Math.max(0, Math.min(now.side - 1, Math.floor(at * now.side)));
+    const cell = place((event.clientY - y) / height) * now.side + place((event.clientX - x) / width);
+    from(now.rows.length - now.side ** 2 + cell);
   });
   return box;
 }

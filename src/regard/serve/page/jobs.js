@@ -1,7 +1,7 @@
 // A view for each job: what is typed on one side, what the model makes of it on the other, and what happened below.
 
 import { attention, matrix } from "./attention.js";
-import { ask, bars, choice, counted, fixed, h, lately, percent, shade, short, slider, stream, strip } from "./dom.js";
+import { ask, bars, button, choice, counted, fixed, h, lately, percent, shade, short, slider, stream, strip } from "./dom.js";
 import { imageView } from "./images.js";
 import { search } from "./tree.js";
 
@@ -11,7 +11,12 @@ const EXAMPLES = {
   fill: "The dog [MASK] through the [MASK] snow.",
   classify: "The animal didn't cross the street because it was too tired.",
   tag: "Ada Lovelace lived in London with Charles Babbage",
-  compare: "A dog runs through the snow.\nA puppy plays in the snow.\nThe parliament adopted the report.\nThe vote took place at noon.",
+  compare: [
+    "A dog runs through the snow.",
+    "A puppy plays in the snow.",
+    "The parliament adopted the report.",
+    "The vote took place at noon.",
+  ].join("\n"),
   draw: "an ankle boot",
 };
 
@@ -40,7 +45,8 @@ export const views = {
 /** A text to type, its tokens below, and what is wrong with it; `changed(text, signal)` is called a while after. */
 function asking(model, { label, text, hint = "", lines = false, changed }) {
   const key = `text ${model.name} ${label}`;
-  const area = h("textarea", { rows: "2", dir: "auto", spellcheck: false, placeholder: hint, "aria-label": label, class: lines ? "lines" : "" });
+  const area = h("textarea", { rows: "2", dir: "auto", spellcheck: false, placeholder: hint, "aria-label": label });
+  area.classList.toggle("lines", lines);
   area.value = sessionStorage.getItem(key) ?? text;
   const problem = h("p", { class: "bad", role: "status" });
   const tokens = h("div");
@@ -58,7 +64,8 @@ function asking(model, { label, text, hint = "", lines = false, changed }) {
   area.addEventListener("input", change);
   const box = h("section", { class: "card" }, h("h3", {}, label), area, about, tokens, problem);
   const set = (to) => ((area.value = to), change());
-  return { box, area, set, report, again: work, start: () => (count.now(), work.now()), text: () => area.value, chips: () => shown?.shown ?? [] };
+  const start = () => (count.now(), work.now());
+  return { box, area, set, start, again: work, text: () => area.value, chips: () => shown?.shown ?? [] };
 }
 
 /** Where an answer is shown; what is there is pale while a new one is on its way. */
@@ -129,7 +136,11 @@ function translate(model) {
 }
 
 function ways(others) {
-  return h("ol", { class: "others" }, others.map((one) => h("li", {}, h("bdi", {}, one.text), h("span", { class: "share", tip: `ranked by ${fixed(one.score)}` }, percent(Math.exp(one.logprob))))));
+  const rows = others.map(({ text, score, logprob }) => {
+    const share = h("span", { class: "share", tip: `ranked by ${fixed(score)}` }, percent(Math.exp(logprob)));
+    return h("li", {}, h("bdi", {}, text), share);
+  });
+  return h("ol", { class: "others" }, rows);
 }
 
 // -- generate -------------------------------------------------------------------------------
@@ -180,8 +191,10 @@ function write(model) {
       ),
     );
     const n = found.filter((share) => share > 0).length;
-    const rest = beyond > 0 ? `, and ${(next.vocabulary - next.ids.length).toLocaleString("en")} more with ${percent(beyond)} together` : "";
-    note.textContent = `${counted(n, "token")} can be drawn${rest}.${next.dropped ? ` The first ${next.dropped} tokens do not fit and are left out.` : ""}`;
+    const others = (next.vocabulary - next.ids.length).toLocaleString("en");
+    const rest = beyond > 0 ? `, and ${others} more with ${percent(beyond)} together` : "";
+    const cut = next.dropped ? ` The first ${next.dropped} tokens do not fit and are left out.` : "";
+    note.textContent = `${counted(n, "token")} can be drawn${rest}.${cut}`;
   }
 
   const input = asking(model, {
@@ -193,7 +206,7 @@ function write(model) {
       show();
     },
   });
-  const [tree, grow] = search(model, "Where it could go", () => ({ text: input.text(), beam: 4, max_length: 12 }), { grown: () => {} });
+  const [tree, grow] = search(model, "Where it could go", () => ({ text: input.text(), beam: 4, max_length: 12 }));
   const [inside, see] = attention(model, () => (input.text() ? { text: input.text() } : null));
 
   async function run() {
@@ -215,19 +228,23 @@ function write(model) {
     }
     buttons(false);
   }
-  const go = h("button", { type: "button", class: "button main", onclick: run }, "Write");
-  const stop = h("button", { type: "button", class: "button", onclick: () => control.abort(), hidden: true }, "Stop");
-  const keep = h("button", { type: "button", class: "button", hidden: true, onclick: () => (input.set(said.textContent), (said.hidden = keep.hidden = true)) }, "Keep");
+  const take = () => (input.set(said.textContent), (said.hidden = keep.hidden = true));
+  const go = button("Write", run, { kind: "main" });
+  const stop = button("Stop", () => control.abort(), { hidden: true });
+  const keep = button("Keep", take, { hidden: true });
   const buttons = (running) => ((go.hidden = running), (stop.hidden = !running), (keep.hidden = running));
   input.area.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && run());
   input.box.append(h("div", { class: "row" }, go, stop, keep, h("span", { class: "note" }, "or Ctrl + Enter")), said, problem);
 
+  const set = (name) => (to) => ((how[name] = to), show());
+  const two = (x) => x.toFixed(2);
+  const all = (k) => (k ? String(k) : "all");
   const sliders = h(
     "div",
     { class: "row" },
-    slider("Temperature", { min: 0.1, max: 2, step: 0.05, value: how.temperature, say: (t) => t.toFixed(2) }, (to) => ((how.temperature = Math.round(20 * to) / 20), show())),
-    slider("Top k", { min: 0, max: 100, step: 1, value: 0, say: (k) => (k ? String(k) : "all") }, (to) => ((how.top_k = to), show())),
-    slider("Top p", { min: 0.05, max: 1, step: 0.05, value: 1, say: (p) => p.toFixed(2) }, (to) => ((how.top_p = to), show())),
+    slider("Temperature", { min: 0.1, max: 2, step: 0.05, value: how.temperature, say: two }, set("temperature")),
+    slider("Top k", { min: 0, max: 100, step: 1, value: 0, say: all }, set("top_k")),
+    slider("Top p", { min: 0.05, max: 1, step: 0.05, value: 1, say: two }, set("top_p")),
   );
   const out = h("section", { class: "card" }, h("h3", {}, "What may come next"), sliders, list, note);
   return [[panes(input.box, out), inside, tree], input.start];
@@ -266,8 +283,8 @@ function chat(model) {
     control = null;
     stop.hidden = true;
   }
-  const stop = h("button", { type: "button", class: "button", hidden: true, onclick: () => control?.abort() }, "Stop");
-  const anew = h("button", { type: "button", class: "button", onclick: () => (control?.abort(), messages.splice(0), talk.replaceChildren()) }, "Anew");
+  const stop = button("Stop", () => control?.abort(), { hidden: true });
+  const anew = button("Anew", () => (control?.abort(), messages.splice(0), talk.replaceChildren()));
   area.addEventListener("keydown", (event) => event.key === "Enter" && !event.shiftKey && run(event));
   const form = h("form", { class: "say", onsubmit: run }, area, h("button", { class: "button main" }, "Send"), stop, anew);
   return [[h("section", { class: "card" }, talk, problem, form)], () => area.focus()];
@@ -287,16 +304,20 @@ function filled(model) {
         const { answers: [found] } = await ask("fill", { model: model.name, texts: [text], top: 8 }, signal);
         return [
           h("p", { class: "said", dir: "auto" }, found.best),
-          ...found.masks.flatMap((candidates, i) => [
-            h("h3", {}, `Blank ${i + 1}`),
-            bars(candidates.map(({ text: word, token, probability }) => ({ name: word, share: probability, tip: token, go: () => put(i, word) })), `Blank ${i + 1}`),
-          ]),
+          ...found.masks.flatMap((candidates, i) => {
+            const row = ({ text: name, token: tip, probability: share }) => ({ name, tip, share, go: () => put(i, name) });
+            return [h("h3", {}, `Blank ${i + 1}`), bars(candidates.map(row), `Blank ${i + 1}`)];
+          }),
         ];
       });
     },
   });
-  const gap = h("button", { type: "button", class: "button", onclick: () => (input.area.setRangeText("[MASK]", input.area.selectionStart, input.area.selectionEnd, "end"), input.set(input.text()), input.area.focus()) }, "Insert [MASK]");
-  input.box.append(h("div", { class: "row" }, gap));
+  const insert = () => {
+    input.area.setRangeText("[MASK]", input.area.selectionStart, input.area.selectionEnd, "end");
+    input.set(input.text());
+    input.area.focus();
+  };
+  input.box.append(h("div", { class: "row" }, button("Insert [MASK]", insert)));
 
   function put(n, word) {
     const parts = input.text().split("[MASK]");
@@ -341,19 +362,20 @@ function tagged(model) {
       see();
       return renewed(list, async () => {
         const { answers: [found] } = await ask("tag", { model: model.name, sentences: [text] }, signal);
-        const words = found.words.map((word, i) => ({ word, tag: found.tags[i], tip: `${found.tags[i]} ${percent(found.probabilities[i])}` }));
+        const { words, tags, probabilities } = found;
+        const about = words.map((word, i) => `${short(word, 30)}: ${tags[i]} ${percent(probabilities[i])}`);
+        const spans = new Map(found.spans.map((span) => [span.begin, span]));
         const parts = [];
         for (let i = 0; i < words.length; ) {
-          const span = found.spans.find(({ begin }) => begin === i);
-          const end = span ? span.end : i + 1;
-          const label = span ? span.label : words[i].tag;
-          const some = words.slice(i, end);
+          const { label, end } = spans.get(i) ?? { label: tags[i], end: i + 1 };
           const hue = label === "O" ? "" : `span hue${kinds.indexOf(label.replace(/^[BIESUL]-/, "")) % 6}`;
-          const tip = some.map(({ word, tip }) => `${short(word, 30)}: ${tip}`).join("\n");
-          parts.push(h("span", { class: hue, dir: "auto", tip }, some.map(({ word }) => word).join(" "), label === "O" ? null : h("small", {}, label)));
+          const name = label === "O" ? null : h("small", {}, label);
+          const tip = about.slice(i, end).join("\n");
+          parts.push(h("span", { class: hue, dir: "auto", tip }, words.slice(i, end).join(" "), name));
           i = end;
         }
-        return [h("div", { class: "tagged" }, parts), found.cut ? h("p", { class: "note" }, "The sentence was too long, and tagged in parts.") : null];
+        const cut = found.cut ? h("p", { class: "note" }, "The sentence was too long, and tagged in parts.") : null;
+        return [h("div", { class: "tagged" }, parts), cut];
       });
     },
   });
@@ -364,7 +386,8 @@ const MOST_COMPARED = 32;
 
 function compared(model) {
   const view = h("div");
-  const out = h("section", { class: "card" }, h("h3", {}, "How alike they are"), h("p", { class: "note" }, "The cosine of each two lines’ vectors; the least alike are pale."), view);
+  const about = h("p", { class: "note" }, "The cosine of each two lines’ vectors; the least alike are pale.");
+  const out = h("section", { class: "card" }, h("h3", {}, "How alike they are"), about, view);
   const input = asking(model, {
     label: "Lines", text: EXAMPLES.compare, hint: "A text a line", lines: true,
     changed: (text, signal) =>
@@ -375,7 +398,9 @@ function compared(model) {
         const weights = vectors.map((a) => vectors.map((b) => a.reduce((sum, x, i) => sum + x * b[i], 0)));
         const say = (i, j) => `${short(texts[i], 40)} · ${short(texts[j], 40)}: ${fixed(weights[i][j], 3)}`;
         const rows = texts.map((line, i) => `${i + 1} ${line}`);
-        return matrix({ rows, columns: texts.map((_, i) => String(i + 1)), weights, label: "Similarity of the lines", say, from: Math.min(...weights.flat()), largest: 46, numbers: true });
+        const columns = texts.map((_, i) => String(i + 1));
+        const how = { label: "Similarity of the lines", from: Math.min(...weights.flat()), largest: 46, numbers: true };
+        return matrix({ rows, columns, weights, say, ...how });
       }),
   });
   return [[panes(input.box, out)], input.start];
@@ -394,10 +419,15 @@ function drawing(model) {
       renewed(grid, async () => {
         if (!text.trim()) return [];
         const { answers: [images] } = await ask("draw", { model: model.name, texts: [text], n, seed }, signal);
-        return images.map(({ image, score }, i) => h("figure", {}, h("img", { src: `data:image/png;base64,${image}`, alt: `${text}, drawing ${i + 1}` }), h("figcaption", { tip: "the logarithm of its probability" }, fixed(score, 1))));
+        return images.map(({ image, score }, i) => {
+          const shown = h("img", { src: `data:image/png;base64,${image}`, alt: `${text}, drawing ${i + 1}` });
+          return h("figure", {}, shown, h("figcaption", { tip: "the logarithm of its probability" }, fixed(score, 1)));
+        });
       }),
   });
-  const again = h("button", { type: "button", class: "button main", onclick: () => (seed++, input.again.now()) }, "Draw others");
-  input.box.append(h("div", { class: "row" }, again, choice("How many", [1, 4, 8, 16].map((k) => [k, String(k)]), n, (to) => ((n = to), input.again.now()))));
+  const again = button("Draw others", () => (seed++, input.again.now()), { kind: "main" });
+  const counts = [1, 4, 8, 16].map((k) => [k, String(k)]);
+  const many = choice("How many", counts, n, (to) => ((n = to), input.again.now()));
+  input.box.append(h("div", { class: "row" }, again, many));
   return [[panes(input.box, out)], input.start];
 }

@@ -43,7 +43,8 @@ function show(model, mode) {
   document.title = `${model.name} · regard`;
   document.getElementById("facts").textContent = facts(model);
   select.value = model.name;
-  if (!mode) return main.replaceChildren(h("p", { class: "card" }, `There is no view of a model that was trained to ${model.task}.`));
+  const none = `There is no view of a model that was trained to ${model.task}.`;
+  if (!mode) return main.replaceChildren(h("p", { class: "card" }, none));
   const tabs = known.length > 1 ? [h("div", {}, choice("What to do", known, mode, (to) => go(model.name, to)))] : [];
   const [parts, start] = views[mode](model);
   main.replaceChildren(...tabs, ...parts);

@@ -7,6 +7,8 @@ const ROW = 37;
 const GAP = 26; // between two columns
 const LETTER = 7.9;
 const GHOSTS = 1; // of what is given up, so many of each way are drawn
+const LEGEND =
+  "Filled: the answer. Tinted: went on. Dashed: not taken; why is under the pointer. Click a token to go to its step.";
 const KIND = { taken: "live", ended: "live", cut: "live", stopped: "gone", pruned: "gone" };
 
 /** A trace as a tree: nodes by their column, each with its parent and the step and way that it leads to. */
@@ -98,7 +100,8 @@ function picture(columns) {
     x += width + GAP;
   }
   const [width, height] = [x - GAP + 8, (high - low + 1) * ROW + 8];
-  return s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "The search as a tree" }, lines, boxes);
+  const how = { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "The search as a tree" };
+  return s("svg", how, lines, boxes);
 }
 
 /** The search of a model over what `given()` says. Returns [element, refresh, told]; told() is what it
@@ -109,7 +112,7 @@ export function search(model, title, given, { chosen = () => {}, grown = () => {
   const sentences = h("div", { class: "row" });
   const tree = h("div", { class: "scroll tree", tabindex: "0", role: "group", "aria-label": "The search as a tree" });
   const steps = h("div");
-  const legend = h("p", { class: "note" }, "Filled: the answer. Tinted: went on. Dashed: not taken; why is under the pointer. Click a token to go to its step.");
+  const legend = h("p", { class: "note" }, LEGEND);
   const box = h("details", { class: "card", open }, h("summary", {}, title), sentences, problem, tree, legend, steps);
 
   function show() {
@@ -134,10 +137,10 @@ export function search(model, title, given, { chosen = () => {}, grown = () => {
     tree.classList.add("stale");
     try {
       trace = await ask("look/trace", { model: model.name, ...what }, signal);
-      const several = trace.sentences.length > 1;
-      sentences.replaceChildren(
-        ...(several ? [h("span", { class: "legend" }, counted(trace.sentences.length, "sentence")), choice("Sentence", trace.sentences.slice(0, 12).map((text, i) => [i, short(text, 24)]), trace.sentence, chosen)] : []),
-      );
+      const options = trace.sentences.slice(0, 12).map((text, i) => [i, short(text, 24)]);
+      const count = h("span", { class: "legend" }, counted(trace.sentences.length, "sentence"));
+      const several = options.length > 1 ? [count, choice("Sentence", options, trace.sentence, chosen)] : [];
+      sentences.replaceChildren(...several);
       grown();
       show();
     } finally {
