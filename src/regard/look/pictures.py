@@ -23,6 +23,7 @@ from regard.look.page import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
     from regard.look.attention import Layer, Looks
@@ -32,7 +33,7 @@ DPI = 120
 NAME = 18  # characters of a name
 LETTER = 8  # points
 APART = 0.14  # inches between names
-MOST = 36  # names of a side, unless there is room for all
+MOST = 30  # names of a side, unless there is room for all
 FEW, LEAST = 3, 0.001  # lines of each that looks, and the share of the thinnest
 CELL, GAP = 48, 4  # pixels of a small head, and between two
 
@@ -62,10 +63,11 @@ def heatmap(seen: Looks) -> Figure:
     cell = min(0.3, max(1 / DPI, 8 / max(t, s)))  # inches; at least a pixel
     figure = _figure(cell * s + 2.4, cell * t + 1.8)
     axes = figure.add_subplot()
-    image = axes.imshow(seen.weights, **_shades(s), aspect="auto", interpolation="nearest")
+    shades = _shades(s)
+    axes.imshow(shades.to_rgba(seen.weights, bytes=True), aspect="auto", interpolation="nearest")
     _names(axes, seen.rows, seen.columns, cell)
     axes.set_title(plain(seen.name, 80), fontsize=LETTER + 2, pad=10)
-    figure.colorbar(image, ax=axes, ticks=_ticks(s), shrink=min(1.0, 2 / (cell * t)), label="share")
+    figure.colorbar(shades, ax=axes, ticks=_ticks(s), shrink=min(1.0, 2 / (cell * t)), label="share")
     return figure
 
 
@@ -110,7 +112,7 @@ def head_grid(layers: Sequence[Layer]) -> Figure:
     inch = 0.62
     figure = _figure(inch * n_heads + 1.8, inch * len(layers) + 0.9)
     axes = figure.add_subplot()
-    axes.imshow(np.ma.masked_invalid(whole), **_shades(columns), interpolation="nearest")
+    axes.imshow(_shades(columns).to_rgba(np.ma.masked_invalid(whole), bytes=True), interpolation="nearest")
     for i, layer in enumerate(layers):
         for h in range(layer.n_heads):
             axes.add_patch(_frame(tile * h - 0.5, tile * i - 0.5, CELL))
@@ -151,13 +153,13 @@ def power(columns: int) -> float:
     return min(1.0, math.log(4) / math.log(max(columns, 2)))
 
 
-def _shades(columns: int) -> dict[str, Any]:
+def _shades(columns: int) -> ScalarMappable:
+    """From white to the darkest. Weights are coloured before they are drawn: matplotlib would take twice as long."""
+    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
-    return {
-        "cmap": LinearSegmentedColormap.from_list("one hue", ["white", DARKEST]),
-        "norm": PowerNorm(power(columns), vmin=0, vmax=1),
-    }
+    hue = LinearSegmentedColormap.from_list("one hue", ["white", DARKEST])
+    return ScalarMappable(PowerNorm(power(columns), vmin=0, vmax=1), hue)
 
 
 def _ticks(columns: int) -> list[float]:
