@@ -31,8 +31,8 @@ export const percent = (share) => `${(100 * share).toFixed(1)} %`;
 export const fixed = (number, digits = 2) => number.toFixed(digits).replace("-", "−");
 export const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 
-/** A token without the mark of the space before it, where there is little room. */
-export const bare = (token) => (token.length > 1 ? token.replace(/^▁/, "") : token);
+/** A token without the mark of the space before it, where there is little room; a space alone is open at the top. */
+export const bare = (token) => (token === "▁" ? "␣" : token.replace(/^▁/, ""));
 
 export function short(text, most = 60) {
   const letters = [...text];
