@@ -58,7 +58,7 @@ def visit(server, browser):
             viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
         )
         contexts.append(context)
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(20_000)
         page = context.new_page()
         if not example:  # what is there before anything is typed is short
             page.add_init_script(BEGIN % json.dumps(where.split("/")[0]))

@@ -19,6 +19,7 @@ from regard.model import SHIPPED
 
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = api.expect
+expect.set_options(timeout=20_000)  # of a machine that has other things to do
 
 SCRIPT = "<script>alert(1)</script> \"so\" & 'so' <img src=x onerror=alert(1)> </textarea>"
 ARABIC = "الكلب القديم يركض <b>"

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from regard.config import InputError, Tokens
 from regard.decode import generate as generation
 from regard.decode import translate as translation
-from regard.decode.settings import Decoding
 from regard.encode import fill, rows
 from regard.encode import images as pictures
 from regard.look.alignment import spread
@@ -95,9 +94,9 @@ def next_tokens(model: Model, prompt: str, *, top: int, temperatures: Sequence[f
     whatever top_k or top_p: nobody has to ask again."""
     model.check_task("generate")
     given, writes = generation.Given(model, prompt, 1, (), 1), model.tokenizer
-    asked = generation.asked(model, [given], [Decoding()])
-    logits = model.net.logits(model.net.decode(asked["prompt"]).hidden[:, -1:])[0, 0].float()
-    logits = logits[: len(writes)].index_fill(0, torch.tensor(asked["never"], device=logits.device), -torch.inf)
+    read = model.net.decode(torch.tensor([given.ids], device=model.device)).hidden
+    logits = model.net.logits(read[:, -1:])[0, 0].float()
+    logits = logits.index_fill(0, torch.tensor(model.never, device=logits.device), -torch.inf)
     best = logits.topk(min(top, int(logits.isfinite().sum())))
     others = logits.index_fill(0, best.indices, -torch.inf)
     begins, ids = not writes.decode(given.ids), best.indices.tolist()
