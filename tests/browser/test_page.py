@@ -238,7 +238,7 @@ def test_compare(visit, name):
     for keys, i, j in [("ArrowRight", 0, 0), ("ArrowRight", 0, 1), ("ArrowDown", 1, 1), ("ArrowLeft", 1, 0)]:
         page.keyboard.press(keys)
         cosine = f"{np.dot(got[i], got[j]):.3f}".replace("-", "\N{MINUS SIGN}")
-        expect(page.locator(".readout")).to_have_text(f"{lines[i]} · {lines[j]}: {cosine}")
+        expect(page.locator(".readout").first).to_have_text(f"{lines[i]} · {lines[j]}: {cosine}")
 
 
 def test_an_image_is_classified_and_its_rollout_laid_over_it(visit, photo):
@@ -343,7 +343,9 @@ def test_draw(visit):
 # Attention
 
 
-@pytest.mark.parametrize("name", ["writer", "filler", "classifier", "tagger", "translator", "searcher"])
+@pytest.mark.parametrize(
+    "name", ["writer", "filler", "classifier", "tagger", "translator", "searcher", "matcher/compare"]
+)
 def test_attention(visit, name):
     """Lines and matrix have the weights that the server sent, for layers and heads that are chosen by keys."""
     page = visit(name)

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from browser.models import every_kind
+from regard import Model
 from regard.decode.search import drawn
 from regard.look.alignment import spread
 from regard.look.patches import rollout
@@ -182,6 +183,14 @@ def test_the_rest_is_nothing_where_all_is_sent(client):
     got = client.fine("/look/next", {"model": "writer", "prompt": "a", "top": 1_000, "temperatures": [1.0]})
     assert len(got["ids"]) == got["vocabulary"]
     assert got["rest"] == [None]
+
+
+def test_a_model_whose_special_tokens_are_all_one_may_write_them_all(models):
+    """As GPT-2's: nothing is forbidden."""
+    model = models["writer"]
+    tokens = model.tokenizer
+    other = Model(model.net, "generate", tokens, ends=[tokens.pad, tokens.start, tokens.end, tokens.mask])
+    assert views.next_tokens(other, "a", top=7)["vocabulary"] == len(tokens)
 
 
 # ---------------------------------------------------------------------------------------

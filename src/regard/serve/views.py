@@ -96,7 +96,7 @@ def next_tokens(model: Model, prompt: str, *, top: int, temperatures: Sequence[f
     given, writes = generation.Given(model, prompt, 1, (), 1), model.tokenizer
     read = model.net.decode(torch.tensor([given.ids], device=model.device)).hidden
     logits = model.net.logits(read[:, -1:])[0, 0].float()
-    logits = logits.index_fill(0, torch.tensor(model.never, device=logits.device), -torch.inf)
+    logits = logits.index_fill(0, torch.tensor(model.never, dtype=torch.long, device=logits.device), -torch.inf)
     best = logits.topk(min(top, int(logits.isfinite().sum())))
     others = logits.index_fill(0, best.indices, -torch.inf)
     begins, ids = not writes.decode(given.ids), best.indices.tolist()

@@ -210,11 +210,10 @@ export function sides(model, layer) {
 }
 
 /** The attention of a model: `given()` says to what, or null where there is nothing yet. Returns [element, refresh]. */
-export function attention(model, given, { title = "What it looks at", layer: first = null } = {}) {
+export function attention(model, given, title = "What it looks at") {
   const known = layers(model);
-  const kinds = Object.keys(known).filter((kind) => kind in KINDS);
-  const last = known["decoder.cross"] ?? known[kinds.at(-1)];
-  let layer = first; // null: the server's choice
+  const kinds = Object.keys(known).filter((kind) => kind in KINDS && !(model.images && kind === "encoder.self"));
+  let layer = null; // the server's choice
   let head = null;
   let look = innerWidth > 900 ? "both" : "lines";
   const problem = h("p", { class: "bad", role: "status" });
@@ -229,7 +228,7 @@ export function attention(model, given, { title = "What it looks at", layer: fir
   const box = h("details", { class: "card", open: true }, h("summary", {}, title), pickers, heads, bar, problem, view);
   let seen = null;
 
-  if (!last) return [h("div", { hidden: true }), () => {}];
+  if (!kinds.length) return [h("div", { hidden: true }), () => {}];
 
   function pick() {
     pickers.replaceChildren(

@@ -386,13 +386,19 @@ const MOST_COMPARED = 32;
 
 function compared(model) {
   const view = h("div");
+  const lines = (text) => text.split("\n").filter((line) => line.trim()).slice(0, MOST_COMPARED);
+  const alone = ["match", "embed"].includes(model.task); // other models have a view of one text
+  const first = () => alone && input.text().trim() && { text: lines(input.text())[0] };
+  const [inside, see] = attention(model, first, "What it looks at in the first line");
+  inside.hidden ||= !alone;
   const about = h("p", { class: "note" }, "The cosine of each two lines’ vectors; the least alike are pale.");
   const out = h("section", { class: "card" }, h("h3", {}, "How alike they are"), about, view);
   const input = asking(model, {
     label: "Lines", text: EXAMPLES.compare, hint: "A text a line", lines: true,
     changed: (text, signal) =>
       renewed(view, async () => {
-        const texts = text.split("\n").filter((line) => line.trim()).slice(0, MOST_COMPARED);
+        const texts = lines(text);
+        see();
         if (!texts.length) return [];
         const { vectors } = await ask("embed", { model: model.name, texts }, signal);
         const weights = vectors.map((a) => vectors.map((b) => a.reduce((sum, x, i) => sum + x * b[i], 0)));
@@ -403,7 +409,7 @@ function compared(model) {
         return matrix({ rows, columns, weights, say, ...how });
       }),
   });
-  return [[panes(input.box, out)], input.start];
+  return [[panes(input.box, out), inside], input.start];
 }
 
 // -- draw -------------------------------------------------------------------------------------
