@@ -1,4 +1,5 @@
-"""Attention as pictures for paper: a heatmap, lines between two rows of names, a grid of all heads; .png or .svg.
+"""Attention as pictures for paper: a heatmap, lines between two rows of names, a grid of all heads. As .png, .svg, or
+.html, which is dark where the system is.
 
 They need matplotlib. One hue, darker where there is more, so that they can be read without colours. How dark a share is
 depends on how many there are to look at: one that is as large as all others' is a quarter dark, of four tokens as of
@@ -7,6 +8,7 @@ four hundred. Names that would touch are left out.
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,7 +20,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from regard.config import InputError
-from regard.files import drafted
+from regard.files import drafted, write_text
 from regard.look.page import printable
 
 if TYPE_CHECKING:
@@ -35,14 +37,17 @@ LETTER = 8  # points
 APART = 0.14  # inches between names
 MOST = 30  # names of a side, unless there is room for all
 FEW, LEAST = 3, 0.001  # lines of each that looks, and the share of the thinnest
+DARK = """body { display: grid; place-items: center; min-height: 100vh; background: white; }
+svg { max-width: 100%; height: auto; }
+@media (prefers-color-scheme: dark) { body { background: black; } svg { filter: invert(1) hue-rotate(180deg); } }"""
 CELL, GAP = 48, 4  # pixels of a small head, and between two
 
 
 def save(path: str | Path, draw: Callable[..., Figure], *what: Any) -> Path:
-    """Draw something and write it as .png or .svg, by the ending."""
+    """Draw something and write it as .png, .svg or .html, by the ending."""
     path = Path(path)
-    if path.suffix not in (".png", ".svg"):
-        raise InputError(f"{path}: a picture is .png or .svg")
+    if path.suffix not in (".png", ".svg", ".html"):
+        raise InputError(f"{path}: a picture is .png, .svg or .html")
     try:
         import matplotlib
     except ImportError:
@@ -50,11 +55,23 @@ def save(path: str | Path, draw: Callable[..., Figure], *what: Any) -> Path:
     with matplotlib.rc_context({"svg.fonttype": "none", "font.size": LETTER}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # of a script that the font has not: a box
         figure = draw(*what)
+        if path.suffix == ".html":
+            file = io.StringIO()
+            figure.savefig(file, format="svg")
+            write_text(path, _page(file.getvalue()))
+            return path
         with drafted(path) as draft:
             # The best compression would take as long as all the rest.
             how: dict[str, Any] = {"pil_kwargs": {"compress_level": 3}} if path.suffix == ".png" else {}
             figure.savefig(draft, format=path.suffix[1:], dpi=DPI, **how)
     return path
+
+
+def _page(svg: str) -> str:
+    """A picture as a page: dark is the same, turned inside out with its hues kept."""
+    from regard.look.report import framed
+
+    return framed(svg[svg.index("<svg") :], DARK)
 
 
 def heatmap(seen: Looks) -> Figure:
