@@ -86,7 +86,7 @@ export function matrix({ rows, columns, weights, hue = "read", label, say, from 
 
   function go(i, j) {
     at = i === null ? null : [i, j];
-    draw();
+    requestAnimationFrame(draw); // not now: the page may be about to change its size
     readout.textContent = at ? say(i, j) : "";
   }
 
@@ -150,7 +150,12 @@ export function web({ rows, columns, weights, row = "read", column = "read", lab
   }
 
   const whole = h("div", {}, h("div", { class: "scroll" }, box), readout);
-  const go = (i) => i !== now && ((now = i), draw(), whole.dispatchEvent(new CustomEvent("row", { detail: i })));
+  function go(i) {
+    if (i === now) return;
+    now = i;
+    requestAnimationFrame(draw);
+    whole.dispatchEvent(new CustomEvent("row", { detail: i }));
+  }
   left.addEventListener("pointerover", (event) => go(asks.indexOf(event.target.closest(".tok"))));
   left.addEventListener("pointerleave", () => document.activeElement !== left && go(-1));
   left.addEventListener("click", (event) => go(asks.indexOf(event.target.closest(".tok"))));
