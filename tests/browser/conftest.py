@@ -93,7 +93,5 @@ def shot(page, name):
 def of_docs(what, name):
     """A picture for README.md, of what is to be seen of a page or of a part of it; where they are to be made anew."""
     if DOCS:
-        picture = (
-            Image.open(io.BytesIO(what.screenshot())).convert("RGB").quantize(256, kmeans=1)
-        )
+        picture = Image.open(io.BytesIO(what.screenshot())).convert("RGB").quantize(256, kmeans=1)
         picture.save(Path(__file__).parents[2] / "docs" / f"{name}.png", optimize=True)
