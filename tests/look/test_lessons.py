@@ -174,6 +174,7 @@ def test_look_at_a_translator(runs, tmp_path):
         "lines.svg": ("--layer", "1.cross", "--head", "0", "--as", "lines"),
         "mean.svg": ("--layer", "1.cross", "--as", "heatmap"),
         "rollout.svg": ("--as", "rollout"),
+        "lines.html": ("--layer", "1.cross", "--head", "0", "--as", "lines"),
     }.items():
         said(run, "red dog", "-o", tmp_path / name, *options, "--device", "cpu")
         assert (tmp_path / name).stat().st_size > 5_000
@@ -211,6 +212,8 @@ def test_lessons_from_the_command_line(runs, tmp_path):
         assert (tmp_path / "a.png").stat().st_size > 5_000
         (tmp_path / "a.png").unlink()
         json.loads(said(*lesson, "--json"))
+        said(*lesson, "-o", tmp_path / "a.html")
+        assert "<svg" in (tmp_path / "a.html").read_text(encoding="utf-8")
     assert Run(runs["translate"]).metrics.exists()
 
 
@@ -226,7 +229,7 @@ def test_lessons_from_the_command_line(runs, tmp_path):
         (["masks", "a"], "regard look masks: takes nothing, not 1 (a)"),
         (["merges", "en-de"], "regard look merges MODEL WORD: takes 2, not 1 (en-de)"),
         (["masks", "--head", "3"], "--head (3): goes with a model and an input, not with masks"),
-        (["masks", "-o", "a.html"], "--out (a.html) must be a .png or .svg file"),
+        (["masks", "-o", "a.jpg"], "--out (a.jpg) must be a .html, .png or .svg file"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments, message):

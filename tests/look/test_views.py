@@ -100,6 +100,10 @@ def test_names_cannot_get_out_of_a_picture(tmp_path):
         assert plain("<script>alert(1)</script>") in names
         assert "שלום עולם" in names, "a browser sets it from right to left"
         looks.save(tmp_path / "a.png", lines=lines)
+        page = Page(looks.save(tmp_path / "a.html", lines=lines).read_text(encoding="utf-8"))
+        assert "script" not in page.tags
+        assert "svg" in page.tags
+        assert not [value for name, value in page.attributes if name == "src"]
 
 
 def test_the_grid_has_every_head_and_rows_that_sum_to_one(tmp_path):
@@ -122,7 +126,7 @@ def test_what_is_saved_is_one_head_a_layer_or_all_by_what_is_given(tmp_path):
         assert ("decoder.0.self" in labels) == (not options)
     with pytest.raises(InputError, match=r"head: of which layer\? there are decoder\.0\.self, decoder\.1\.self"):
         all_heads.save(tmp_path / "a.svg", head=1)
-    with pytest.raises(InputError, match=r"a\.jpeg: a picture is \.png or \.svg"):
+    with pytest.raises(InputError, match=r"a\.jpeg: a picture is \.png, \.svg or \.html"):
         all_heads.save(tmp_path / "a.jpeg")
 
 

@@ -47,9 +47,8 @@ def look(
 
     regard look en-de "A dog runs." --layer decoder.1.cross --head 3 -o head.png
     """
-    endings = (".png", ".svg") if what in LESSONS or view else (".html", ".png", ".svg")
-    if out is not None and not out.lower().endswith(endings):
-        raise InputError(f"--out ({out}) must be a {' or '.join([', '.join(endings[:-1]), endings[-1]])} file")
+    if out is not None and not out.endswith((".html", ".png", ".svg")):
+        raise InputError(f"--out ({out}) must be a .html, .png or .svg file")
     if view not in (None, *VIEWS):
         raise InputError(f"--as ({view}) must be {', '.join(VIEWS[:-1])} or {VIEWS[-1]}")
     if view is not None and out is None:
@@ -80,7 +79,7 @@ def _model(what, given, target, layer, head, view, out, ablate, device, precisio
             raise InputError(f"--ablate: is a table; leave out --out ({out})")
         return model.ablate_each(reads, target, layers=layer)
     # A report has all layers; a rollout as well; of anything else no more is computed than is drawn.
-    whole = view == "rollout" or (out is not None and out.lower().endswith(".html"))
+    whole = view == "rollout" or (view is None and out is not None and out.endswith(".html"))
     seen = model.attention(reads, target, layers=None if whole else layer)
     if out is None:
         return seen

@@ -142,7 +142,7 @@ class Alignment:
                 )
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture: .svg, or .png where matplotlib is installed."""
+        """Write the picture: .svg or .html, or .png where matplotlib is installed."""
         path = Path(path)
         if path.suffix == ".svg":
             write_text(path, self.svg().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
@@ -150,8 +150,12 @@ class Alignment:
             name = f"{self.layer}, {'mean of its heads' if self.head is None else f'head {self.head}'}"
             seen = Looks(name=name, rows=self.target, columns=self.source, weights=self.weights.numpy())
             pictures.save(path, pictures.heatmap, seen)
+        elif path.suffix == ".html":
+            from regard.look.report import framed
+
+            write_text(path, framed(self.svg(), "body { padding: 1.25rem; }"))
         else:
-            raise InputError(f"{path}: a picture is .svg or .png")
+            raise InputError(f"{path}: a picture is .svg, .png or .html")
         return path
 
 

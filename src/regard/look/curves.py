@@ -9,9 +9,10 @@ from typing import Any
 from rich.text import Text
 
 from regard.config import InputError
+from regard.look import pictures
 from regard.look.page import as_text
+from regard.train import watch
 from regard.train.run import Run
-from regard.train.watch import draw_curves
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,9 +42,7 @@ class Curves:
 
     def save(self, path: str | Path) -> Path:
         """Draw them."""
-        if draw_curves(self.run, Path(path)) is None:
-            raise InputError(f"{path}: needs matplotlib; pip install 'regard[plots]'")
-        return Path(path)
+        return pictures.save(path, watch.curves, self.run)
 
 
 def curves(run: str | Path) -> Curves:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 SMALL = 48
 FULL = 1_000_000  # cells that may be in full beside the chosen head's: two bytes each
+STYLE = """body > .att { padding: 1.25rem; min-height: 100vh; }
+h1 { font-size: 1.25rem; margin: 0 0 .5rem; }"""
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
@@ -44,6 +46,24 @@ def page(seen: Attention, layer: str | int | None = None, head: int | None = Non
     said = f"<p>written: <bdi>{html.escape(seen.said)}</bdi></p>" if seen.said else ""
     # Inside a script element only "<" could end it.
     numbers = json.dumps(data(seen, layer, head), ensure_ascii=False).replace("<", "\\u003c")
+    body = f"""<div class="att">
+<h1>What the model attends to</h1>
+{said}<div id="attention"><noscript>This page draws its numbers with JavaScript, which is off.</noscript></div>
+</div>
+<script type="application/json" id="numbers">{numbers}</script>
+<script>
+{asset("attention.js")}
+showAttention(document.getElementById("attention"), JSON.parse(document.getElementById("numbers").textContent));
+</script>"""
+    return framed(body, f"{STYLE}\n{asset('attention.css')}")
+
+
+def framed(body: str, style: str) -> str:
+    """A page that may load nothing from anywhere.
+
+    >>> "default-src 'none'" in framed("<p>A dog runs.</p>", "")
+    True
+    """
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -54,20 +74,10 @@ def page(seen: Attention, layer: str | int | None = None, head: int | None = Non
 <title>What a model attends to</title>
 <style>
 body {{ margin: 0; }}
-body > .att {{ padding: 1.25rem; min-height: 100vh; }}
-h1 {{ font-size: 1.25rem; margin: 0 0 .5rem; }}
-{asset("attention.css")}</style>
+{style}</style>
 </head>
 <body>
-<div class="att">
-<h1>What the model attends to</h1>
-{said}<div id="attention"><noscript>This page draws its numbers with JavaScript, which is off.</noscript></div>
-</div>
-<script type="application/json" id="numbers">{numbers}</script>
-<script>
-{asset("attention.js")}
-showAttention(document.getElementById("attention"), JSON.parse(document.getElementById("numbers").textContent));
-</script>
+{body}
 </body>
 </html>
 """

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.cells import cell_len
 
 from regard.files import drafted, write_text
-from regard.look.alignment import plain
+from regard.look.pictures import plain
 from regard.schema import InputError
 
 if TYPE_CHECKING:
