@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from regard.schema import RegardError
+from regard.schema import InputError, RegardError
 
 
 def write_text(path: Path, text: str) -> None:
@@ -50,6 +50,27 @@ def told(path: Path) -> Iterator[None]:
         raise RegardError(
             f"{path}: cannot be written ({reason}); what was there before is intact: make room and try again"
         ) from None
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """No other process makes the same file or folder meanwhile: it is refused. A process that is killed lets go."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    lock = path.with_name(f".{path.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{path}: another process is making it; wait until it is done") from None
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def flush(path: Path) -> None:

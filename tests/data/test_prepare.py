@@ -425,6 +425,23 @@ def test_nothing_is_left_of_what_fails_or_is_stopped(error, monkeypatch):
     assert texts(prepare(ask("generate", "t.txt"), "deep/out")) == ["A dog runs."]
 
 
+def test_of_two_at_once_one_is_refused_and_the_other_is_whole():
+    """Both would write under the same name until they are done: fashion-mnist's labels once came from one of two, its
+    images from the other."""
+    write("t.txt", "A dog runs.\n")
+    refused: list[str] = []
+
+    def second(what: str, *_: object) -> None:
+        if what.startswith("encoding"):
+            with pytest.raises(InputError) as error:
+                prepare(ask("generate", "t.txt"), "out")
+            refused.append(str(error.value))
+
+    assert texts(prepare(ask("generate", "t.txt"), "out", progress=second)) == ["A dog runs."]
+    assert set(refused) == {"out: another process is making it; wait until it is done"}
+    assert [path.name for path in Path().iterdir() if path.name.startswith(".out")] == []
+
+
 def test_a_killed_prepare_leaves_nothing_under_the_name_and_can_be_repeated():
     write("t.txt", "A dog runs.\n")
     script = """

@@ -127,7 +127,7 @@ def test_other_models_draw_nothing():
         model.draw("a dog")
 
 
-def test_the_command_writes_a_grid(made, tmp_path):
+def test_the_command_writes_a_grid(made, tmp_path, monkeypatch):
     path, out = str(made[0].path), tmp_path / "a.png"
     done = CliRunner().invoke(app, ["draw", path, "above", "below", "--n", "3", "-o", str(out), "--device", "cpu"])
     assert done.exit_code == 0, done.output
@@ -135,6 +135,7 @@ def test_the_command_writes_a_grid(made, tmp_path):
     assert grid.shape == (15 + 2 + 15, 3 * 15 + 2 * 2, 3)
     [drawings, _] = made[0].draw(["above", "below"], n=3)
     assert np.array_equal(grid[:15, 17:32], drawings[1].image)
+    monkeypatch.setattr("regard.cli.pictures.load", lambda *_: pytest.fail("it is refused before anything is loaded"))
     done = CliRunner().invoke(app, ["draw", path, "above", "-o", str(tmp_path / "a.what"), "--device", "cpu"])
     assert "a.what: .what is no kind of image; name it like drawing.png" in str(done.exception)
 

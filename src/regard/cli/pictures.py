@@ -105,11 +105,11 @@ def draw(
 
     regard draw runs/fashion-draw "a photo of an ankle boot" --n 8 -o boots.png
     """
+    from regard.decode.draw import kind_of, save
+
+    kind_of(out)  # before anything is drawn
     judge = None if rerank is None else load(rerank, device, precision, "match")
     loaded = load(model, device, precision, "draw")
     options = given(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, rerank=judge)
-
-    from regard.decode.draw import save
-
     save(out, loaded.draw(texts, n=n, **options))
     print(f"{out}: {n} of each of {len(texts)} texts" if len(texts) > 1 else f"{out}: {n} images")

@@ -26,6 +26,7 @@ from regard.data.images import Picture, read_pixels
 from regard.data.readers import Corpus, Row
 from regard.data.store import FORMAT, Column, DataDir, sha256
 from regard.data.tokenizer import SPECIAL, Characters, Packer, Tokenizer
+from regard.files import alone
 from regard.schema import InputError, suggest
 
 BATCH = 1 << 20  # characters that are worked on together
@@ -67,8 +68,22 @@ def prepare(
     for split, corpus in corpora.items():
         survey.go_through(split, corpus, progress)
     tokenizers, facts = _tokenizers(data, corpora["train"], survey, progress, tokenizers)
-    labels = sorted(survey.labels)
+    with alone(out):
+        _write(data, out, corpora, survey, tokenizers, facts, progress)
+    return DataDir(out)
 
+
+def _write(
+    data: recipe.Data,
+    out: Path,
+    corpora: Mapping[str, Corpus],
+    survey: Survey,
+    tokenizers: Mapping[str, Tokenizer],
+    facts: dict[str, Any],
+    progress: Progress,
+) -> None:
+    """All files of the directory, under another name until they are whole."""
+    labels = sorted(survey.labels)
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
     partial.mkdir(parents=True)
@@ -105,7 +120,6 @@ def prepare(
         os.rename(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return DataDir(out)
 
 
 def _hashes(paths: list[Path]) -> dict[str, dict[str, Any]]:

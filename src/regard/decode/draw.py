@@ -128,9 +128,21 @@ def save(path: str | Path, found: Sequence[Sequence[Drawing]]) -> None:
     """Write drawings as one image, a text a row, of the kind that the file's name says."""
     from PIL import Image
 
-    path, whole = Path(path), grid([[one.image for one in drawings] for drawings in found])
-    kind = Image.registered_extensions().get(path.suffix.lower())
-    if kind not in Image.SAVE:
-        raise InputError(f"{path}: {path.suffix or 'without an ending'} is no kind of image; name it like drawing.png")
-    with drafted(path) as draft:
+    kind, whole = kind_of(path), grid([[one.image for one in drawings] for drawings in found])
+    with drafted(Path(path)) as draft:
         Image.fromarray(whole[..., 0] if whole.shape[2] == 1 else whole).save(draft, format=kind)
+
+
+def kind_of(path: str | Path) -> str:
+    """The kind of image that a file's name says.
+
+    >>> kind_of("boots.png")
+    'PNG'
+    """
+    from PIL import Image
+
+    ending = Path(path).suffix
+    kind = Image.registered_extensions().get(ending.lower())
+    if kind not in Image.SAVE:
+        raise InputError(f"{path}: {ending or 'without an ending'} is no kind of image; name it like drawing.png")
+    return kind
