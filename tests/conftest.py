@@ -4,6 +4,7 @@ Not where REGARD_PLAIN is set: tests/test_plain.py says why.
 """
 
 import os
+import shutil
 import sys
 
 import pytest
@@ -21,3 +22,15 @@ torch.set_num_threads(1)  # two workers share two cores
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(20170612)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A real one, which asks nobody for anything."""
+    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if (path := shutil.which("chromium")) is None:
+        pytest.skip("chromium is not installed")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    with sync.sync_playwright() as play:
+        yield (opened := play.chromium.launch(executable_path=path, args=flags))
+        opened.close()

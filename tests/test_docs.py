@@ -8,10 +8,14 @@ share their files and names, from the top down.
 
 import contextlib
 import doctest
+import multiprocessing.forkserver
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tempfile
+from multiprocessing import reduction
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,53 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(console|python)( network)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ELSEWHERE = re.compile(r"(make|git|cd|source|\.|\S*pip3?|\S*python3? -m (venv|pip)) ")
+
+
+READY = re.compile(r"regard [^|<>&;$`*?~\\]*")  # nothing that only a shell understands
+
+
+def in_a_shell(command, environment):
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, shell=True, env=environment, text=True, **streams)
+    return done.returncode, done.stdout
+
+
+def ready(command, environment):
+    """The same in a process that has torch already: a fork of one that has imported it and done nothing else. To import
+    it is most of what a short command does."""
+    with tempfile.TemporaryFile("w+") as out:
+        server = multiprocessing.get_context("forkserver")
+        process = server.Process(
+            target=forked, args=(shlex.split(command)[1:], os.getcwd(), environment, reduction.DupFd(out.fileno()))
+        )
+        process.start()
+        process.join()
+        out.seek(0)
+        return process.exitcode, out.read()
+
+
+def forked(arguments, place, environment, out):
+    os.chdir(place)
+    os.environ.clear()
+    os.environ.update(environment)
+    descriptor, nothing = out.detach(), os.open(os.devnull, os.O_RDONLY)
+    for stream, where in ((0, nothing), (1, descriptor), (2, descriptor)):
+        os.dup2(where, stream)
+    sys.argv = ["regard", *arguments]
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(i, how) for i, how in enumerate(("r", "w", "w")))
+    from regard.cli import main
+
+    main()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forkserver():
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["torch", "regard.cli", "regard.model", "regard.train.loop"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # which torch reads when it is imported
+        multiprocessing.forkserver.ensure_running()
+        yield
 
 
 class Page:
@@ -51,11 +102,9 @@ class Page:
             if ELSEWHERE.match(command) and not network:
                 continue
             command = command.replace("\n> ", "\n")
-            done = subprocess.run(
-                command, shell=True, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-            assert done.returncode == 0, f"$ {command}{done.stdout}"
-            got = "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+            code, said = (ready if READY.fullmatch(command) else in_a_shell)(command, environment)
+            assert code == 0, f"$ {command}{said}"
+            got = "".join(f"{line.rstrip()}\n" for line in said.splitlines())
             lines = [line.rstrip() for line in printed.splitlines()]
             pattern = "".join(r"(?:.*\n)*?" if line.strip() == "..." else re.escape(line) + r"\n" for line in lines)
             if lines and not re.fullmatch(pattern, got):

@@ -1,14 +1,19 @@
 """The quickstart in small: its numbers, its flow, its page."""
 
+import dataclasses
+import json
 import shutil
 from html.parser import HTMLParser
 
 import pytest
 import torch
 
-from regard import model, quickstart
+from regard import Transformer, model, quickstart, recipe
 from regard.data.store import DataDir
+from regard.data.tokenizer import Tokenizer
 from regard.look.alignment import Alignment
+from regard.look.curves import curve
+from regard.look.document import POLICY
 from regard.schema import InputError
 
 HOSTILE = "<script src=//x>&\"'</script>"
@@ -31,11 +36,11 @@ def small(monkeypatch):
 
 
 class Page(HTMLParser):
-    """The tags of a page, each closed, their attributes, and the text outside of styles."""
+    """The tags of a page, each closed, their attributes, the text outside of styles and scripts, and the numbers."""
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.attributes, self.text, self.open = [], [], "", []
+        self.tags, self.attributes, self.text, self.open, self.scripts = [], [], "", [], []
         self.feed(text)
         self.close()
         assert not self.open
@@ -54,17 +59,21 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.text += data if self.open[-1:] != ["style"] else ""
+        self.text += data if self.open[-1:] not in (["style"], ["script"]) else ""
+        self.scripts += [data] if self.open[-1:] == ["script"] else []
 
 
 def check_self_contained(text):
-    """Nothing is fetched and nothing runs."""
+    """Nothing is fetched, and nothing runs but the script of the page."""
     page = Page(text)
-    assert not {"script", "link", "img", "iframe", "object", "embed", "base", "form"} & {*page.tags}
+    assert not {"link", "img", "iframe", "object", "embed", "base", "form"} & {*page.tags}
+    kinds = [value for name, value in page.attributes if name == "type"]
+    assert kinds == [*["application/json"] * (page.tags.count("script") - 1), "module"], "numbers, and one that draws"
     assert not {"src", "href", "srcset", "action", "data", "background"} & {name for name, _ in page.attributes}
     assert not any(name.startswith("on") for name, _ in page.attributes)
-    assert not any(trace in text for trace in ("http://", "https://", "url(", "@import"))
-    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
+    text = text.replace("http://www.w3.org/2000/svg", "")  # a name
+    assert not any(trace in text for trace in ("http://", "https://", "url(", "@import", "innerHTML"))
+    assert ("content", POLICY) in page.attributes
     assert "prefers-color-scheme: dark" in text
     return page
 
@@ -151,7 +160,15 @@ def test_the_whole_flow(tmp_path, small, capsys, monkeypatch):
     assert "  837,692 ✗ " in err
 
     page = check_self_contained(path.read_text(encoding="utf-8"))
-    assert page.tags.count("svg") == 4, "the curve and a map of each number"
+    assert page.tags.count("svg") == 5, "the curve, a map of each number, and a tree"
+    heads, search = map(json.loads, page.scripts[:2])
+    assert [layer["name"] for layer in heads["layers"]][-3:] == [
+        "decoder.0.self",
+        "decoder.0.cross",
+        "decoder, rollout",
+    ]
+    assert (search["task"], search["settings"]["beam"]) == ("translate", 4)
+    assert {len(names) for names in heads["names"]} >= {len(search["source"])}, "of the same text"
     for text in ("4,271", "48,637", "837,692", "Left out: en-de is not among the models here."):
         assert text in page.text
 
@@ -175,34 +192,71 @@ def test_the_model_that_ships_translates_sentences(tmp_path, small, capsys, monk
     text = path.read_text(encoding="utf-8")
     assert text != first
     assert "<td>Four &amp; &lt;five&gt;.</td>" in text
-    assert check_self_contained(text).tags.count("svg") == 5
+    assert check_self_contained(text).tags.count("svg") == 7
 
 
 # -- the page -----------------------------------------------------------------------------
 
 
-def test_everything_on_the_page_is_escaped():
-    seen = Alignment(source=(HOSTILE,), target=(HOSTILE,), weights=torch.ones(1, 1), layer=HOSTILE, head=None)
-    text = quickstart.page(
+@pytest.fixture(scope="module")
+def hostile_page():
+    """Everything that the page shows, where texts and tokens are an attack."""
+    tokens = Tokenizer.train([HOSTILE], recipe.Tokenizer(kind="characters"))
+    torch.manual_seed(3)
+    net = Transformer(recipe.model_config({"preset": "tiny_encoder_decoder"}, vocab_size=len(tokens)))
+    net.head.bias = torch.nn.Parameter(torch.zeros(len(tokens)))
+    net.head.bias.data[tokens.byte_ids] = -9.0
+    net.head.bias.data[tokens.end] = 2.0  # it ends after a few
+    inside = quickstart.look_inside(model.Model(net, "translate", tokens), {HOSTILE: HOSTILE}, of=HOSTILE)
+    seen = Alignment(source=(HOSTILE,), target=(HOSTILE,), weights=torch.ones(1, 1), layer="1.cross", head=None)
+    inside = inside._replace(
+        maps={HOSTILE: seen}, search=dataclasses.replace(inside.search, source=(HOSTILE,) * len(inside.search.source))
+    )
+    return quickstart.page(
         quickstart.Results(
             source="en", target="de", numbers=quickstart.draw_numbers(1), said=[(7, [HOSTILE] * 3)], lines=[],
-            seconds=11.0, tested=[(5, HOSTILE, HOSTILE, HOSTILE), (7, HOSTILE, "sieben", HOSTILE)], maps=[seen] * 3,
-            sentences=[(HOSTILE, HOSTILE)], sentence_map=seen, tries=[(HOSTILE, HOSTILE)],
+            seconds=11.0, tested=[(5, HOSTILE, HOSTILE, HOSTILE), (7, HOSTILE, "sieben", HOSTILE)], inside=inside,
+            sentences=[(HOSTILE, HOSTILE)], inside_shipped=inside, tries=[(HOSTILE, HOSTILE)],
         )
     )  # fmt: skip
-    page = check_self_contained(text)
-    assert "<script" not in text
+
+
+def test_everything_on_the_page_is_escaped(hostile_page):
+    page = check_self_contained(hostile_page)
+    assert page.tags.count("script") == 5, "two views of two models, and what draws them"
     assert "Exact match 50.0 % of 2 numbers never seen" in page.text
-    assert page.text.count(HOSTILE) > 20
+    assert page.text.count(HOSTILE) > 15
+    assert "<script src" not in hostile_page
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 360)])
+def test_a_browser_draws_it_all_on_a_screen_of_any_width(browser, hostile_page, tmp_path, scheme, width):
+    (tmp_path / "quickstart.html").write_text(hostile_page, encoding="utf-8")
+    page, wrong = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 800}), []
+    for event in ("pageerror", "dialog", "console", "requestfailed"):
+        page.on(event, lambda what: wrong.append(str(what)))
+    page.goto((tmp_path / "quickstart.html").as_uri())
+    assert page.locator("[data-shows=attention] .att-grid button").count() == 2 * 19, "three heads of six, a rollout"
+    steps = len(json.loads(Page(hostile_page).scripts[1])["steps"])
+    assert page.locator("[data-shows=stepper] output").all_inner_texts() == [f"step 1 of {steps}"] * 2
+    page.locator("[data-shows=stepper] [aria-label='Next step']").last.click()
+    page.keyboard.press("ArrowRight")
+    where = page.locator("[data-shows=stepper] output").all_inner_texts()
+    assert where == [f"step {n} of {steps}" for n in (1, 3)], "keys are those of the one that has the focus"
+    page.locator("[data-shows=attention] [data-view=lines]").first.click()
+    assert page.locator(".att-lines").count() == 1
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert wrong == []
+    page.close()
 
 
 def test_the_curve_shows_every_loss_that_is_a_number():
     def lines(kind, *losses):
         return [{"kind": kind, "step": 10 * i, "loss": loss} for i, loss in enumerate(losses, start=1)]
 
-    drawn = quickstart.curve([*lines("train", 5.0, None, 0.05, 0.0), *lines("valid", 3.0, 0.1)])
+    drawn = curve([*lines("train", 5.0, None, 0.05, 0.0), *lines("valid", 3.0, 0.1)])
     train, valid = (tag.split('d="M')[1].split('"')[0].split("L") for tag in drawn.split("<path")[1:])
     assert (len(train), len(valid)) == (3, 2)
     heights = [float(point.split()[1]) for point in train]
     assert heights == sorted(heights), "a lower loss is lower down"
-    assert Page(quickstart.curve([])).tags[0] == "svg"
+    assert Page(curve([])).tags[0] == "svg"

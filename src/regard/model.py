@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from regard.encode.match import Match
     from regard.look.ablation import Ablation, HeadTable
     from regard.look.attention import Attention
+    from regard.look.trace import Trace
 
 SHIPPED = Path(__file__).parents[2] / "models"
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -243,6 +244,16 @@ class Model:
         from regard.look.attention import attention
 
         return attention(self, given, target, layers=layers)
+
+    def trace(self, given: Any, **options: Any) -> Trace:
+        """What the search did for one input that ``translate``, ``caption`` or ``generate`` gets, step by step: what it
+        could write, what it took, what it did not take and why. Options and answer are those of that job.
+
+        ``trace("A dog runs.", beam=4).save("a.html")``, and ``.steps``, ``.answer``, ``print(...)``
+        """
+        from regard.look.trace import trace
+
+        return trace(self, given, **options)
 
     def ablate(self, given: Any, target: Any = None, *, heads: Iterable[tuple[str | int, int]]) -> Ablation:
         """The loss and the answer with some ``heads`` switched off, each a layer and a number. The loss is that of the

@@ -4,14 +4,13 @@ trained for longer, and a page with all of it.
 The data is made on the spot: number words of two languages ("four thousand two hundred and seventy-one" and
 "viertausendzweihunderteinundsiebzig"), which the library num2words spells. Everything else is the rooms at work:
 :func:`regard.data.prepare.prepare`, :func:`regard.train.loop.train`, :func:`regard.load`,
-:func:`regard.look.alignment.align`.
+:func:`regard.look.alignment.align`, :meth:`regard.Model.attention`, :meth:`regard.Model.trace`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import html
-import math
 import random
 import shutil
 import sys
@@ -28,7 +27,12 @@ from rich.text import Text
 from regard.data.prepare import prepare
 from regard.data.store import DataDir
 from regard.files import write_text
+from regard.look import report, tree
 from regard.look.alignment import Alignment, align, aligning_head
+from regard.look.attention import Attention
+from regard.look.curves import curve
+from regard.look.document import document
+from regard.look.trace import Trace
 from regard.model import SHIPPED, Model, load
 from regard.recipe import Recipe
 from regard.schema import InputError, from_dict, merge, suggest
@@ -91,14 +95,19 @@ checkpoint_every = 450
 
 INVERSION = "German says the ones before the tens, seven-and-thirty: there it looks ahead and back again."
 
+HEADS = "All layers and heads at once: choose one to see it in full, as a heatmap or as lines."
+STEPS = "What it wrote, and what it could have written: go through it with the arrows, or choose a box of the tree."
+
 SHIPPED_MODEL = "en-de"
-SENTENCES = (
+SENTENCES = (  # the last is looked at; Bahdanau et al. 2015 aligned it with its French translation
     "Good morning! Did you sleep well?",
     "The train to Munich leaves at eight o'clock.",
     "I would like a cup of coffee and a piece of cake, please.",
     "My sister, who lives in Berlin, has two small children.",
     "The Parliament will vote on the report tomorrow.",
+    "The agreement on the European Economic Area was signed in August 1992.",
 )
+BEAM = 4  # of the search that is shown
 
 
 # ---------------------------------------------------------------------------------------
@@ -214,6 +223,14 @@ class Practice(Watch):
         pass  # the quickstart goes on
 
 
+class Inside(NamedTuple):
+    """What is to be seen of a translator at work."""
+
+    maps: dict[str, Alignment]  # by what is written under them
+    attention: Attention  # of all heads, over one text
+    search: Trace  # for its translation
+
+
 class Results(NamedTuple):
     """Everything that the page shows."""
 
@@ -224,9 +241,9 @@ class Results(NamedTuple):
     lines: list[dict[str, Any]]  # of metrics.jsonl
     seconds: float  # of training
     tested: list[tuple[int, str, str, str]]  # number, its words, the right answer, the model's
-    maps: list[Alignment]
+    inside: Inside
     sentences: list[tuple[str, str]]  # and what the model that comes with regard makes of them
-    sentence_map: Alignment | None
+    inside_shipped: Inside | None
     tries: list[tuple[str, str]]  # commands, and what they do
 
 
@@ -263,15 +280,14 @@ def quickstart(source: str = "en", target: str = "de", *, out: str | Path = ".",
         screen.print(f" of {len(tested):,} numbers it never saw, after {seconds:.0f} seconds of training")
 
         _head(screen, 2, "What it looks at: a row is a token that it wrote, the shade is where it looked")
-        shown = number_words(SHOWN, source)
-        layer, head = aligning_head(model, shown)
-        maps = [align(model, words, layer=layer, head=head) for words in shown]
-        screen.print(maps[1])
+        shown = dict(zip((f"{number:,}" for number in SHOWN), number_words(SHOWN, source), strict=True))
+        inside = look_inside(model, shown, of=f"{SHOWN[1]:,}")
+        screen.print(inside.maps[f"{SHOWN[1]:,}"])
         if (source, target) == ("en", "de"):
             screen.print(INVERSION)
 
     _head(screen, 3, "The translator that comes with regard, English to German")
-    sentences, sentence_map = translated()
+    sentences, inside_shipped = translated()
     if not sentences:
         screen.print(f"left out: {SHIPPED / SHIPPED_MODEL} is not there")
     for english, german in sentences:
@@ -286,9 +302,9 @@ def quickstart(source: str = "en", target: str = "de", *, out: str | Path = ".",
         lines=lines,
         seconds=seconds,
         tested=tested,
-        maps=maps,
+        inside=inside,
         sentences=sentences,
-        sentence_map=sentence_map,
+        inside_shipped=inside_shipped,
         tries=tries(run, source),
     )
     write_text(path, page(results))
@@ -315,14 +331,20 @@ def exact_match(tested: Sequence[tuple[int, str, str, str]]) -> str:
     return f"{sum(wanted == said for *_, wanted, said in tested) / len(tested):.1%}".replace("%", " %")
 
 
-def translated() -> tuple[list[tuple[str, str]], Alignment | None]:
-    """A few sentences in German and what one was translated from, by the model that comes with regard, if it does."""
+def look_inside(model: Model, texts: dict[str, str], *, of: str) -> Inside:
+    """What a translator looks at, by the names of the texts, and how it goes about one of them."""
+    layer, head = aligning_head(model, [*texts.values()])
+    maps = {name: align(model, text, layer=layer, head=head) for name, text in texts.items()}
+    return Inside(maps, model.attention(texts[of]), model.trace(texts[of], beam=BEAM))
+
+
+def translated() -> tuple[list[tuple[str, str]], Inside | None]:
+    """A few sentences in German and a look inside the model that comes with regard, if it does."""
     if not (SHIPPED / SHIPPED_MODEL).is_dir():
         return [], None
-    model = load(SHIPPED_MODEL, device="cpu")
+    model, last = load(SHIPPED_MODEL, device="cpu"), SENTENCES[-1]
     said = [found.text for found in model.translate(SENTENCES)]
-    layer, head = aligning_head(model, SENTENCES)
-    return list(zip(SENTENCES, said, strict=True)), align(model, SENTENCES[-1], said[-1], layer=layer, head=head)
+    return list(zip(SENTENCES, said, strict=True)), look_inside(model, {last: last}, of=last)
 
 
 def tries(run: Path, source: str) -> list[tuple[str, str]]:
@@ -334,6 +356,11 @@ def tries(run: Path, source: str) -> list[tuple[str, str]]:
     return [
         (f'{regard} translate {run} "{words}"', "ask the model that was just trained"),
         (f'{regard} translate {SHIPPED_MODEL} "How much does this cost?"', "the one that comes with regard"),
+        (
+            f'{regard} look {SHIPPED_MODEL} "I read the book." --as tree',
+            "what it could have written, and why it did not",
+        ),
+        (f"{regard} serve {SHIPPED_MODEL}", "translate and look in a browser"),
         (f"{regard} quickstart --from de --to fr", "other languages"),
         (f'{regard} walk "I am a student"', "attention in six steps, with every number"),
         (f"{regard} train --help", "train on your own text; docs/train.md shows how"),
@@ -357,49 +384,29 @@ def _head(screen: Console, number: int, text: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------
-# The page: one file, no script, nothing fetched, all text escaped
+# The page: one file, nothing fetched, all text escaped
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>regard quickstart</title>
-<style>
-:root { color-scheme: light dark; --text: #1b1f24; --back: #fff; --soft: #6a737d; --line: #d8dee4; --a: #4477aa;
-  --b: #c2410c; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --back: #0d1117; --soft: #9aa4ae; --line: #30363d;
-  --a: #88bbee; --b: #f4a261; } }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.5 system-ui, sans-serif; color: var(--text);
-  background: var(--back); }
-h1, h2 { line-height: 1.2; margin-top: 2.5rem; }
-figure { margin: 1rem 0; overflow-x: auto; }
-figcaption { color: var(--soft); }
-table { border-collapse: collapse; }
-td, th { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line);
+STYLE = """
+h2 { font-size: 1.25rem; margin: 1.5rem 0 0; }
+h3 { font-size: 1rem; margin: .5rem 0 0; }
+body > p { max-width: 46rem; }
+figure { margin: 0; overflow-x: auto; }
+figcaption { color: var(--soft); font-size: .875rem; }
+table { border-collapse: collapse; justify-self: start; font-size: .875rem; }
+td, th { text-align: start; vertical-align: top; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line);
   overflow-wrap: anywhere; }
-.n { text-align: right; white-space: nowrap; }
-.maps { display: flex; flex-wrap: wrap; gap: 1rem 3rem; }
-.curve { font: 12px system-ui, sans-serif; fill: var(--text); max-width: 100%; height: auto; }
-.curve line { stroke: var(--line); }
-.curve path { stroke-width: 2; }
-.curve path.a { stroke: var(--a); }
-.curve path.b { stroke: var(--b); stroke-dasharray: 6 3; }
-.curve text.a { fill: var(--a); }
-.curve text.b { fill: var(--b); }
-</style>
-</head>
-<body>
-$BODY
-</body>
-</html>
+th { color: var(--soft); font-size: .875rem; }
+.n { text-align: end; white-space: nowrap; }
+.maps { display: flex; flex-wrap: wrap; gap: 1.5rem 3rem; }
+.maps figure { max-width: 100%; }
+.commands td:first-child { font: .875rem/1.6 var(--mono); }
 """
 
 
 def page(results: Results) -> str:
     """The whole page."""
-    return PAGE.replace("$BODY", "\n".join(_sections(results)))
+    body = "\n".join(_sections(results))
+    return document("regard quickstart", body, views=["attention", "stepper"], style=STYLE)
 
 
 def _sections(results: Results) -> Iterator[str]:
@@ -411,7 +418,8 @@ def _sections(results: Results) -> Iterator[str]:
         f" of training from nothing on one CPU core: number words, {results.source} to {results.target}, 0 to"
         f" {LIMIT - 1:,}, {len(set(numbers.train)):,} of them to learn from."
     )
-    yield f"<h2>How it learned</h2>\n<figure>{curve(results.lines)}</figure>"
+    yield "<h2>How it learned</h2>"
+    yield f"<figure>{curve(results.lines)}</figure>"
     yield _paragraph("What it wrote on the way for numbers that it did not learn from, where that was something new:")
     wanted = number_words(SHOWN, results.target)
     yield _table(
@@ -430,7 +438,7 @@ def _sections(results: Results) -> Iterator[str]:
     yield _paragraph(f"{len(right):,} right, {len(wrong):,} wrong. {which}")
     yield _table(
         ["number", "read", "", "written"],
-        [[f"{number:,}", read, _mark(said, good), said] for number, read, good, said in [*wrong[:20], *right[:10]]],
+        [[f"{number:,}", read, _mark(said, good), said] for number, read, good, said in [*wrong[:20], *right[:5]]],
     )
 
     yield "<h2>What it looks at</h2>"
@@ -439,19 +447,18 @@ def _sections(results: Results) -> Iterator[str]:
         " colour, the more of its attention was there when it wrote; the strongest of each row is framed, and the"
         f" pointer shows the share. Of the upper layers' heads, this one looks at the most different places.{inversion}"
     )
-    figures = "".join(_figure(seen, f"{number:,}") for number, seen in zip(SHOWN, results.maps, strict=True))
-    yield f'<div class="maps">{figures}</div>'
+    yield from _inside(results.inside)
 
     yield "<h2>The translator that comes with regard</h2>"
     if results.sentences:
         yield _table(["English", "German"], results.sentences)
     else:
         yield _paragraph(f"Left out: {SHIPPED_MODEL} is not among the models here.")
-    if results.sentence_map is not None:
-        yield _figure(results.sentence_map, results.sentences[-1][0])
+    if results.inside_shipped is not None:
+        yield from _inside(results.inside_shipped)
 
     yield "<h2>Try next</h2>"
-    yield _table(["command", "what it does"], results.tries)
+    yield f'<div class="commands">{_table(["command", "what it does"], results.tries)}</div>'
 
 
 def _paragraph(text: str) -> str:
@@ -475,50 +482,24 @@ def _mark(said: str, wanted: str) -> str:
     return "✓" if said == wanted else "✗"
 
 
+def _inside(seen: Inside) -> Iterator[str]:
+    """Where one head looks, all heads, and the search; the last two to be played with."""
+    figures = "".join(_figure(found, what) for what, found in seen.maps.items())
+    yield f'<div class="maps">{figures}</div>'
+    first, *_ = seen.maps.values()
+    yield "<h3>Every head</h3>"
+    yield _paragraph(HEADS)
+    yield _card(report.drawn(seen.attention, f"decoder.{first.layer}", first.head))
+    yield "<h3>Step by step</h3>"
+    yield _paragraph(STEPS)
+    yield _card(tree.drawn(seen.search))
+
+
+def _card(content: str) -> str:
+    return f'<section class="card">{content}</section>'
+
+
 def _figure(seen: Alignment, what: str) -> str:
     head = "all heads" if seen.head is None else f"head {seen.head}"
-    return (
-        f"<figure>{seen.svg()}<figcaption>{html.escape(f'{what} (layer {seen.layer}, {head})')}</figcaption></figure>"
-    )
-
-
-def curve(lines: Sequence[dict[str, Any]]) -> str:
-    """The losses over the steps, on a scale of powers of ten, as inline SVG.
-
-    >>> curve([{"kind": "train", "step": 10, "loss": 2.5}]).count("<path")
-    1
-    """
-    series = {
-        name: [
-            (x["step"], math.log10(max(x["loss"], 1e-9))) for x in lines if x["kind"] == kind and x["loss"] is not None
-        ]
-        for kind, name in (("train", "training"), ("valid", "held out"))
-    }
-    points = [point for those in series.values() for point in those] or [(1, 0.0)]
-    last = max(step for step, _ in points)
-    low, high = math.floor(min(loss for _, loss in points)), math.floor(max(loss for _, loss in points)) + 1
-    width, height, left, right, above, below = 760, 300, 60, 670, 12, 255
-
-    def x(step: float) -> str:
-        return f"{left + step / last * (right - left):.1f}"
-
-    def y(power: float, lower: float = 0) -> str:
-        return f"{above + (high - power) / (high - low) * (below - above) + lower:.1f}"
-
-    parts = [
-        f'<svg class="curve" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img"'
-        f' aria-label="Loss over {last} steps">'
-    ]
-    for power in range(low, high + 1):
-        parts.append(f'<line x1="{left}" x2="{right}" y1="{y(power)}" y2="{y(power)}"/>')
-        parts.append(f'<text x="{left - 8}" y="{y(power, 4)}" text-anchor="end">{10.0**power:g}</text>')
-    for step in (round(last * quarter / 4) for quarter in range(5)):
-        parts.append(f'<text x="{x(step)}" y="{below + 20}" text-anchor="middle">{step}</text>')
-    parts.append(f'<text x="{(left + right) / 2}" y="{height - 6}" text-anchor="middle">steps</text>')
-    parts.append(f'<text x="14" y="{(above + below) / 2}" transform="rotate(-90 14 {(above + below) / 2})">loss</text>')
-    for (name, those), style, lower in zip(series.items(), "ab", (-6, 14), strict=True):
-        if those:
-            path = "L".join(f"{x(step)} {y(loss)}" for step, loss in those)
-            parts.append(f'<path class="{style}" d="M{path}" fill="none"/>')
-            parts.append(f'<text class="{style}" x="{right + 8}" y="{y(those[-1][1], lower)}">{name}</text>')
-    return "\n".join([*parts, "</svg>"])
+    told = html.escape(f"{what} (layer {seen.layer}, {head})")
+    return f"<figure>{seen.svg()}<figcaption>{told}</figcaption></figure>"

@@ -134,11 +134,12 @@ def test_the_picture_as_a_file(tmp_path):
     seen = drawn(5, 7, None)
     svg = ET.parse(seen.save(tmp_path / "a.svg")).getroot()
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
-    with pytest.raises(InputError, match=r"a\.jpeg: a picture is \.svg or \.png"):
+    with pytest.raises(InputError, match=r"a\.jpeg: a picture is \.svg, \.png or \.html"):
         seen.save(tmp_path / "a.jpeg")
     pytest.importorskip("matplotlib")
     assert drawn(5, 5, HOSTILE).save(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.svg"]
+    assert seen.svg() in seen.save(tmp_path / "a.html").read_text(encoding="utf-8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.png", "a.svg"]
 
 
 def test_in_a_terminal_columns_are_as_wide_as_their_tokens():

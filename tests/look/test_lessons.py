@@ -20,6 +20,7 @@ from regard.look.curves import curves
 from regard.look.filters import filters
 from regard.look.lessons import masks, positions
 from regard.look.merges import merges
+from regard.look.page import as_text
 from regard.schema import InputError
 from regard.train.loop import train
 from regard.train.run import Run
@@ -174,6 +175,7 @@ def test_look_at_a_translator(runs, tmp_path):
         "lines.svg": ("--layer", "1.cross", "--head", "0", "--as", "lines"),
         "mean.svg": ("--layer", "1.cross", "--as", "heatmap"),
         "rollout.svg": ("--as", "rollout"),
+        "lines.html": ("--layer", "1.cross", "--head", "0", "--as", "lines"),
     }.items():
         said(run, "red dog", "-o", tmp_path / name, *options, "--device", "cpu")
         assert (tmp_path / name).stat().st_size > 5_000
@@ -182,6 +184,23 @@ def test_look_at_a_translator(runs, tmp_path):
     assert "decoder, rollout" in (tmp_path / "rollout.svg").read_text(encoding="utf-8")
     table = json.loads(said(run, "red dog", "--ablate", "--layer", "cross", "--json", "--device", "cpu"))
     assert list(table["changes"]) == ["decoder.0.cross", "decoder.1.cross"]
+
+
+def test_look_at_how_something_was_written(runs, tmp_path):
+    run = runs["translate"]
+    seen = regard.load(run, device="cpu").trace("red dog", beam=3)
+    given = (run, "red dog", "--beam", "3", "--device", "cpu")
+    assert said(*given, "--as", "steps") == f"{seen}\n"
+    assert said(*given, "--as", "tree") == f"{as_text(seen.tree(), width=120)}\n"
+    for view in ("tree", "steps"):
+        assert json.loads(said(*given, "--as", view, "--json")) == json.loads(json.dumps(seen.to_dict()))
+        for ending, begins in (("svg", b"<svg "), ("png", b"\x89PNG"), ("html", b"<!doctype html>")):
+            path = tmp_path / f"{view}.{ending}"
+            assert said(*given, "--as", view, "-o", path) == f"{path}\n"
+            assert path.read_bytes().startswith(begins)
+    [photo, *_] = sorted((runs["images"].parent / "valid").rglob("*.png"))
+    done = CliRunner().invoke(app, ["look", str(runs["images"]), str(photo), "--as", "tree"])
+    assert "was trained to classify, not to translate or generate or caption" in str(done.exception)
 
 
 def test_look_at_images(runs, tmp_path):
@@ -211,6 +230,8 @@ def test_lessons_from_the_command_line(runs, tmp_path):
         assert (tmp_path / "a.png").stat().st_size > 5_000
         (tmp_path / "a.png").unlink()
         json.loads(said(*lesson, "--json"))
+        said(*lesson, "-o", tmp_path / "a.html")
+        assert "<svg" in (tmp_path / "a.html").read_text(encoding="utf-8")
     assert Run(runs["translate"]).metrics.exists()
 
 
@@ -220,13 +241,21 @@ def test_lessons_from_the_command_line(runs, tmp_path):
         (["mask"], "look (mask) is neither a model nor a lesson; did you mean masks?"),
         (["en-de"], "en-de: what shall it look at? give a text, or the file of an image"),
         (["en-de", "a", "-o", "a.pdf"], "--out (a.pdf) must be a .html, .png or .svg file"),
-        (["en-de", "a", "--as", "tree", "-o", "a.png"], "--as (tree) must be grid, heatmap, lines or rollout"),
+        (
+            ["en-de", "a", "--as", "trees", "-o", "a.png"],
+            "--as (trees) must be grid, heatmap, lines, rollout, tree or steps",
+        ),
+        (["en-de", "a", "--as", "tree", "--head", "3"], "--head (3): goes with attention, not with --as tree"),
+        (["en-de", "a", "--as", "steps", "--ablate"], "--ablate (True): goes with attention, not with --as steps"),
+        (["en-de", "a", "--beam", "3"], "--beam (3): goes with --as tree or --as steps"),
+        (["en-de", "a", "b", "--as", "tree"], "text (tuple) must be one text"),
+        (["masks", "--as", "tree"], "--as (tree): goes with a model and an input, not with masks"),
         (["en-de", "a", "--as", "lines"], "--as (lines): is drawn; name a file: -o lines.png"),
         (["en-de", "a", "--ablate", "-o", "a.png"], "--ablate: is a table; leave out --out (a.png)"),
         (["masks", "a"], "regard look masks: takes nothing, not 1 (a)"),
         (["merges", "en-de"], "regard look merges MODEL WORD: takes 2, not 1 (en-de)"),
         (["masks", "--head", "3"], "--head (3): goes with a model and an input, not with masks"),
-        (["masks", "-o", "a.html"], "--out (a.html) must be a .png or .svg file"),
+        (["masks", "-o", "a.jpg"], "--out (a.jpg) must be a .html, .png or .svg file"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments, message):

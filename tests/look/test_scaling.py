@@ -51,6 +51,6 @@ def test_the_command(tmp_path, monkeypatch):
     assert "the loss after 2 steps is" in told
     for wrong, message in (
         (["look", "scalin"], "look (scalin) is neither a model nor a lesson; did you mean scaling?"),
-        (["look", "scaling", "--out", "a.txt"], "--out (a.txt) must be a .png or .svg file"),
+        (["look", "scaling", "--out", "a.txt"], "--out (a.txt) must be a .html, .png or .svg file"),
     ):
         assert str(CliRunner().invoke(app, wrong).exception) == message

@@ -5,7 +5,8 @@ import dataclasses
 import html.parser
 import itertools
 import json
-import shutil
+import math
+import re
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from regard import Model, Transformer, recipe
 from regard.data.tokenizer import Tokenizer
 from regard.decode.translate import aligning_layer
+from regard.look.page import as_text, printable
 from regard.look.trace import trace
 from regard.look.tree import nodes
 from regard.schema import ConfigError, InputError
@@ -366,19 +368,69 @@ def test_saved_as_a_picture_and_not_as_anything_else(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------
+# In a terminal
+
+
+def given_up(seen):
+    """How many ways nothing goes on from, and that have not finished either."""
+    inner = {(t - 1, way.parent) for t, step in enumerate(seen.steps) for way in step.ways}
+    ended = {(one.step, one.way) for one in seen.finished}
+    return len({(t, way.number) for t, step in enumerate(seen.steps) for way in step.ways} - inner - ended)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_text_of_a_tree_has_every_way_that_was_alive(name, how):
+    _, seen, own = traced(name, how)
+    written, _, start, *lines, _, over = as_text(seen.tree(), width=10_000).splitlines()
+    assert written == f"written: {printable(own.text)}".rstrip()
+    assert over == f"over: {seen.over}"
+    leaves = [line for line in (start, *lines) if " ✗ " in line or re.search(r"  -?\d+\.\d\d(, the answer)?$", line)]
+    whole = {(one.step, one.way, one.id) for one in seen.finished}
+    assert len(leaves) == len(whole) + given_up(seen)
+    assert sum(line.endswith(", the answer") for line in leaves) == len(
+        {(o.step, o.way, o.id) for o in seen.finished if o.answer}
+    )
+    tokens = sum(len({(way.parent, way.token, way.number) for way in step.ways}) for step in seen.steps[1:])
+    drawn = re.sub(r"[│├└─]| ✗ .*?$|  -?\d+\.\d\d(, the answer)?$", "", "\n".join((start, *lines)), flags=re.MULTILINE)
+    assert len(drawn.split()) == 1 + tokens + len(whole), "each token once"
+
+
+def test_the_text_of_a_long_tree_is_not_indented_without_end():
+    model = build("windows", ends=-9.0)
+    seen = trace(model, "a dog", beam=3, max_new_tokens=401)
+    lines = as_text(seen.tree(), width=120).splitlines()[3:-2]
+    assert max(len(re.match(r"[│├└─ \u00a0]*", line)[0]) for line in lines) == 4 * 17
+    assert max(map(len, lines)) <= 120
+    assert sum("✗" in line for line in lines) == given_up(seen) > 16
+
+
+def test_a_step_of_a_table_is_a_line_for_every_way():
+    _, seen, _ = traced("stack", "beam", ends=0.0, beam=2)
+    told = as_text(seen, width=10_000)
+    rows = told.split("not with\n")[1].split("\n\nover: ")[0].splitlines()
+    ways = [(t, way) for t, step in enumerate(seen.steps) for way in step.ways]
+    assert len(rows) == len(ways)
+    for row, (t, way) in zip(rows, ways, strict=True):
+        assert (f"{t + 1} " in row[:5]) == (way is seen.steps[t].ways[0])
+        assert f" {way.total:.2f} " in row
+        pruned = [one for one in way.candidates if one.fate in ("pruned", "stopped")]
+        assert row.endswith(f"{pruned[0].token}: {pruned[0].why}")
+        for one in way.candidates:
+            if one.fate in ("taken", "ended", "cut"):
+                assert f"{one.token} {math.exp(one.logprob):.0%}" in row
+
+
+def test_hostile_names_stay_in_their_lines():
+    _, seen, _ = traced("stack", "several")
+    for told in (str(hostile(seen)), as_text(hostile(seen).tree())):
+        assert "\x1b" not in told
+        assert "\u202e" not in told
+        assert "[31m" in told or "<script>" in told
+
+
+# ---------------------------------------------------------------------------------------
 # In a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.skip("chromium is not installed")
-    with sync.sync_playwright() as play:
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-        yield (it := play.chromium.launch(executable_path=path, args=flags))
-        it.close()
 
 
 def opened(browser, path):

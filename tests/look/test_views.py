@@ -100,6 +100,10 @@ def test_names_cannot_get_out_of_a_picture(tmp_path):
         assert plain("<script>alert(1)</script>") in names
         assert "שלום עולם" in names, "a browser sets it from right to left"
         looks.save(tmp_path / "a.png", lines=lines)
+        page = Page(looks.save(tmp_path / "a.html", lines=lines).read_text(encoding="utf-8"))
+        assert "script" not in page.tags
+        assert "svg" in page.tags
+        assert not [value for name, value in page.attributes if name == "src"]
 
 
 def test_the_grid_has_every_head_and_rows_that_sum_to_one(tmp_path):
@@ -122,7 +126,7 @@ def test_what_is_saved_is_one_head_a_layer_or_all_by_what_is_given(tmp_path):
         assert ("decoder.0.self" in labels) == (not options)
     with pytest.raises(InputError, match=r"head: of which layer\? there are decoder\.0\.self, decoder\.1\.self"):
         all_heads.save(tmp_path / "a.svg", head=1)
-    with pytest.raises(InputError, match=r"a\.jpeg: a picture is \.png or \.svg"):
+    with pytest.raises(InputError, match=r"a\.jpeg: a picture is \.png, \.svg or \.html"):
         all_heads.save(tmp_path / "a.jpeg")
 
 
@@ -253,21 +257,19 @@ def test_an_image_is_in_the_report_with_its_rollout():
 
 # -- in a browser -----------------------------------------------------------------------------
 
-DRIVE = """
-const view = showAttention(document.getElementById("attention"), JSON.parse(document.getElementById("numbers").textContent));
+DRIVE = """((view) => {
 const told = [];
 const say = () => told.push(document.querySelector(".att-told").textContent);
 for (const [layer, head, row, column] of WHERE) { view.choose(layer, head); view.point(row, column); say(); }
 document.querySelector("[data-view=lines]").click(); view.point(1, null); say();
 const out = document.createElement("pre"); out.id = "out"; out.textContent = JSON.stringify(told); document.body.append(out);
-"""
+})(showAttention(root, told))"""
 
 
 def in_browser(report: str, where: list[list[int]], path) -> list[str]:
-    drive = DRIVE.replace("WHERE", json.dumps(where))
-    report = re.sub(
-        r'showAttention\(document.getElementById\("attention"\), .*\);\n(?=</script>)', lambda _: drive, report
-    )
+    call = "=> showAttention(root, told)"
+    assert report.count(call) == 1
+    report = report.replace(call, "=> " + DRIVE.replace("WHERE", json.dumps(where)))
     path.write_text(report, encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
     done = subprocess.run([CHROMIUM, *options, path.as_uri()], capture_output=True, text=True, timeout=120, check=True)

@@ -11,7 +11,8 @@ import typer
 from regard.cli.shared import AsJson, Device, Precision, app, load, show
 from regard.config import InputError, suggest
 
-VIEWS = ("grid", "heatmap", "lines", "rollout")
+VIEWS = ("grid", "heatmap", "lines", "rollout")  # of attention
+SEARCHES = ("tree", "steps")  # of how an answer was written
 
 
 @app.command()
@@ -33,8 +34,12 @@ def look(
     layer: Annotated[str | None, typer.Option(help="A layer: decoder.1.cross, or a part of a name: 3.")] = None,
     head: Annotated[int | None, typer.Option(help="A head of that layer.")] = None,
     view: Annotated[
-        str | None, typer.Option("--as", help="A picture of this kind: grid, heatmap, lines, rollout.")
+        str | None,
+        typer.Option(
+            "--as", help="A picture of attention: grid, heatmap, lines, rollout; or how it was written: tree, steps."
+        ),
     ] = None,
+    beam: Annotated[int | None, typer.Option(help="Ways that go on at each step, with --as tree or steps.")] = None,
     ablate: Annotated[bool, typer.Option("--ablate", help="How much the loss changes without each head.")] = False,
     out: Annotated[str | None, typer.Option("--out", "-o", help="Write it: .html for all of it, .png or .svg.")] = None,
     device: Device = None,
@@ -46,14 +51,23 @@ def look(
     regard look en-de "A dog runs." -o report.html
 
     regard look en-de "A dog runs." --layer decoder.1.cross --head 3 -o head.png
+
+    regard look en-de "A dog runs." --as tree
     """
-    endings = (".png", ".svg") if what in LESSONS or view else (".html", ".png", ".svg")
-    if out is not None and not out.lower().endswith(endings):
-        raise InputError(f"--out ({out}) must be a {' or '.join([', '.join(endings[:-1]), endings[-1]])} file")
-    if view not in (None, *VIEWS):
-        raise InputError(f"--as ({view}) must be {', '.join(VIEWS[:-1])} or {VIEWS[-1]}")
-    if view is not None and out is None:
+    if out is not None and not out.endswith((".html", ".png", ".svg")):
+        raise InputError(f"--out ({out}) must be a .html, .png or .svg file")
+    if view not in (None, *VIEWS, *SEARCHES):
+        raise InputError(f"--as ({view}) must be {', '.join([*VIEWS, *SEARCHES[:-1]])} or {SEARCHES[-1]}")
+    if view in VIEWS and out is None:
         raise InputError(f"--as ({view}): is drawn; name a file: -o {view}.png")
+    if beam is not None and view not in SEARCHES:
+        raise InputError(f"--beam ({beam}): goes with --as tree or --as steps")
+    if what not in LESSONS and view in SEARCHES:
+        for name, value in (("--target", target), ("--layer", layer), ("--head", head), ("--ablate", ablate or None)):
+            if value is not None:
+                raise InputError(f"{name} ({value}): goes with attention, not with --as {view}")
+        _search(what, given, view, beam, out, device, precision, as_json)
+        return
     if what not in LESSONS:
         show(_model(what, given, target, layer, head, view, out, ablate, device, precision), as_json, width=100)
         return
@@ -66,21 +80,38 @@ def look(
     show(found, as_json, width=100)
 
 
-def _model(what, given, target, layer, head, view, out, ablate, device, precision) -> Any:
-    """What a model attends to; drawn where a file is named."""
+def _opened(what: str, given: list[str] | None, device: str | None, precision: str | None) -> tuple[Any, Any]:
+    """The model, and what it is to look at."""
     if not Path(what).exists() and (near := suggest(what, LESSONS)).startswith("did you mean"):
         raise InputError(f"look ({what}) is neither a model nor a lesson; {near}")
     if not given:
         raise InputError(f"{what}: what shall it look at? give a text, or the file of an image")
     model = load(what, device, precision)
     is_file = model.config.text is not None and len(given) == 1 and Path(given[0]).is_file()
-    reads = Path(given[0]) if is_file else given[0] if len(given) == 1 else tuple(given)
+    return model, Path(given[0]) if is_file else given[0] if len(given) == 1 else tuple(given)
+
+
+def _search(what, given, view, beam, out, device, precision, as_json) -> None:
+    """How an answer was written: in a file, or as text where none is named."""
+    model, reads = _opened(what, given, device, precision)
+    seen = model.trace(reads, **({} if beam is None else {"beam": beam}))
+    if out is not None:
+        seen.save(out)
+    if out is not None and not as_json:
+        print(out)
+    else:
+        show(seen.tree() if view == "tree" and not as_json else seen, as_json, width=120)
+
+
+def _model(what, given, target, layer, head, view, out, ablate, device, precision) -> Any:
+    """What a model attends to; drawn where a file is named."""
+    model, reads = _opened(what, given, device, precision)
     if ablate:
         if out is not None:
             raise InputError(f"--ablate: is a table; leave out --out ({out})")
         return model.ablate_each(reads, target, layers=layer)
     # A report has all layers; a rollout as well; of anything else no more is computed than is drawn.
-    whole = view == "rollout" or (out is not None and out.lower().endswith(".html"))
+    whole = view == "rollout" or (view is None and out is not None and out.endswith(".html"))
     seen = model.attention(reads, target, layers=None if whole else layer)
     if out is None:
         return seen

@@ -24,6 +24,7 @@ from regard.config import InputError
 from regard.files import write_text
 from regard.look import pictures
 from regard.look.attention import Layer, Looks, attention
+from regard.look.document import document
 from regard.look.page import as_text, printable
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class Alignment:
                 )
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture: .svg, or .png where matplotlib is installed."""
+        """Write the picture: .svg or .html, or .png where matplotlib is installed."""
         path = Path(path)
         if path.suffix == ".svg":
             write_text(path, self.svg().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
@@ -150,8 +151,10 @@ class Alignment:
             name = f"{self.layer}, {'mean of its heads' if self.head is None else f'head {self.head}'}"
             seen = Looks(name=name, rows=self.target, columns=self.source, weights=self.weights.numpy())
             pictures.save(path, pictures.heatmap, seen)
+        elif path.suffix == ".html":
+            write_text(path, document("What was looked at", self.svg()))
         else:
-            raise InputError(f"{path}: a picture is .svg or .png")
+            raise InputError(f"{path}: a picture is .svg, .png or .html")
         return path
 
 

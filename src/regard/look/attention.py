@@ -77,7 +77,7 @@ class Looks:
         return {**plain, "weights": self.weights.tolist()}
 
     def save(self, path: str | Path, *, lines: bool = False) -> Path:
-        """Write it as .png or .svg: a heatmap or, with ``lines``, two rows of names with lines between them."""
+        """Write it as .png, .svg or .html: a heatmap or, with ``lines``, two rows of names with lines between them."""
         from regard.look import pictures
 
         return pictures.save(path, pictures.lines if lines else pictures.heatmap, self)

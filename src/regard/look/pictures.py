@@ -1,4 +1,5 @@
-"""Attention as pictures for paper: a heatmap, lines between two rows of names, a grid of all heads; .png or .svg.
+"""Attention as pictures for paper: a heatmap, lines between two rows of names, a grid of all heads. As .png, .svg, or
+.html, which is dark where the system is.
 
 They need matplotlib. One hue, darker where there is more, so that they can be read without colours. How dark a share is
 depends on how many there are to look at: one that is as large as all others' is a quarter dark, of four tokens as of
@@ -7,6 +8,7 @@ four hundred. Names that would touch are left out.
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,11 +20,13 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from regard.config import InputError
-from regard.files import drafted
+from regard.files import drafted, write_text
+from regard.look.document import document
 from regard.look.page import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
     from regard.look.attention import Layer, Looks
@@ -32,16 +36,21 @@ DPI = 120
 NAME = 18  # characters of a name
 LETTER = 8  # points
 APART = 0.14  # inches between names
-MOST = 36  # names of a side, unless there is room for all
+MOST = 30  # names of a side, unless there is room for all
 FEW, LEAST = 3, 0.001  # lines of each that looks, and the share of the thinnest
+PAGE = """html { background: white; }
+body { place-items: center; min-height: 100vh; max-width: none; }
+svg { max-width: 100%; height: auto; }
+@media (prefers-color-scheme: dark) { html { background: black; } svg { filter: invert(1) hue-rotate(180deg); } }
+"""  # dark is the same, turned inside out with its hues kept
 CELL, GAP = 48, 4  # pixels of a small head, and between two
 
 
 def save(path: str | Path, draw: Callable[..., Figure], *what: Any) -> Path:
-    """Draw something and write it as .png or .svg, by the ending."""
+    """Draw something and write it as .png, .svg or .html, by the ending."""
     path = Path(path)
-    if path.suffix not in (".png", ".svg"):
-        raise InputError(f"{path}: a picture is .png or .svg")
+    if path.suffix not in (".png", ".svg", ".html"):
+        raise InputError(f"{path}: a picture is .png, .svg or .html")
     try:
         import matplotlib
     except ImportError:
@@ -49,6 +58,12 @@ def save(path: str | Path, draw: Callable[..., Figure], *what: Any) -> Path:
     with matplotlib.rc_context({"svg.fonttype": "none", "font.size": LETTER}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # of a script that the font has not: a box
         figure = draw(*what)
+        if path.suffix == ".html":
+            file = io.StringIO()
+            figure.savefig(file, format="svg")
+            svg = file.getvalue()
+            write_text(path, document(path.stem, svg[svg.index("<svg") :], style=PAGE))
+            return path
         with drafted(path) as draft:
             # The best compression would take as long as all the rest.
             how: dict[str, Any] = {"pil_kwargs": {"compress_level": 3}} if path.suffix == ".png" else {}
@@ -62,10 +77,11 @@ def heatmap(seen: Looks) -> Figure:
     cell = min(0.3, max(1 / DPI, 8 / max(t, s)))  # inches; at least a pixel
     figure = _figure(cell * s + 2.4, cell * t + 1.8)
     axes = figure.add_subplot()
-    image = axes.imshow(seen.weights, **_shades(s), aspect="auto", interpolation="nearest")
+    shades = _shades(s)
+    axes.imshow(shades.to_rgba(seen.weights, bytes=True), aspect="auto", interpolation="nearest")
     _names(axes, seen.rows, seen.columns, cell)
     axes.set_title(plain(seen.name, 80), fontsize=LETTER + 2, pad=10)
-    figure.colorbar(image, ax=axes, ticks=_ticks(s), shrink=min(1.0, 2 / (cell * t)), label="share")
+    figure.colorbar(shades, ax=axes, ticks=_ticks(s), shrink=min(1.0, 2 / (cell * t)), label="share")
     return figure
 
 
@@ -110,7 +126,7 @@ def head_grid(layers: Sequence[Layer]) -> Figure:
     inch = 0.62
     figure = _figure(inch * n_heads + 1.8, inch * len(layers) + 0.9)
     axes = figure.add_subplot()
-    axes.imshow(np.ma.masked_invalid(whole), **_shades(columns), interpolation="nearest")
+    axes.imshow(_shades(columns).to_rgba(np.ma.masked_invalid(whole), bytes=True), interpolation="nearest")
     for i, layer in enumerate(layers):
         for h in range(layer.n_heads):
             axes.add_patch(_frame(tile * h - 0.5, tile * i - 0.5, CELL))
@@ -151,13 +167,13 @@ def power(columns: int) -> float:
     return min(1.0, math.log(4) / math.log(max(columns, 2)))
 
 
-def _shades(columns: int) -> dict[str, Any]:
+def _shades(columns: int) -> ScalarMappable:
+    """From white to the darkest. Weights are coloured before they are drawn: matplotlib would take twice as long."""
+    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
-    return {
-        "cmap": LinearSegmentedColormap.from_list("one hue", ["white", DARKEST]),
-        "norm": PowerNorm(power(columns), vmin=0, vmax=1),
-    }
+    hue = LinearSegmentedColormap.from_list("one hue", ["white", DARKEST])
+    return ScalarMappable(PowerNorm(power(columns), vmin=0, vmax=1), hue)
 
 
 def _ticks(columns: int) -> list[float]:

@@ -2,75 +2,44 @@
 
 Numbers are square roots of weights, which tells small ones apart: every head in 8 bits, put together to at most
 ``SMALL`` times ``SMALL`` blocks; the chosen one, or all where they are few, in 16 bits as it is. A block is the share
-that its rows spend on its columns, so that rows still sum to 1. The files in assets/ are also the page's of ``regard
-serve``.
+that its rows spend on its columns, so that rows still sum to 1.
 """
 
 from __future__ import annotations
 
 import base64
 import html
-import io
-import json
 from contextlib import suppress
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.config import InputError
 from regard.look.alignment import spread
 from regard.look.attention import entropy
+from regard.look.document import document, image_address, view
 
 if TYPE_CHECKING:
     from regard.look.attention import Attention, Layer, Looks
 
 SMALL = 48
 FULL = 1_000_000  # cells that may be in full beside the chosen head's: two bytes each
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-
-
-def asset(name: str) -> str:
-    """The text of a file beside the package."""
-    return files("regard.look").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def page(seen: Attention, layer: str | int | None = None, head: int | None = None) -> str:
     """The report."""
-    said = f"<p>written: <bdi>{html.escape(seen.said)}</bdi></p>" if seen.said else ""
-    # Inside a script element only "<" could end it.
-    numbers = json.dumps(data(seen, layer, head), ensure_ascii=False).replace("<", "\\u003c")
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>What a model attends to</title>
-<style>
-body {{ margin: 0; }}
-body > .att {{ padding: 1.25rem; min-height: 100vh; }}
-h1 {{ font-size: 1.25rem; margin: 0 0 .5rem; }}
-{asset("attention.css")}</style>
-</head>
-<body>
-<div class="att">
-<h1>What the model attends to</h1>
-{said}<div id="attention"><noscript>This page draws its numbers with JavaScript, which is off.</noscript></div>
-</div>
-<script type="application/json" id="numbers">{numbers}</script>
-<script>
-{asset("attention.js")}
-showAttention(document.getElementById("attention"), JSON.parse(document.getElementById("numbers").textContent));
-</script>
-</body>
-</html>
-"""
+    said = f'<p class="answered">written: <bdi>{html.escape(seen.said)}</bdi></p>\n' if seen.said else ""
+    body = f'<h1>What the model attends to</h1>\n{said}<section class="card">{drawn(seen, layer, head)}</section>'
+    return document("What a model attends to", body, views=["attention"], style="body { max-width: none; }\n")
+
+
+def drawn(seen: Attention, layer: str | int | None = None, head: int | None = None) -> str:
+    """The view, to be put into a page: the grid of all heads, and one of them as a heatmap or as lines."""
+    return view("attention", data(seen, layer, head))
 
 
 def data(seen: Attention, layer: str | int | None = None, head: int | None = None) -> dict[str, Any]:
@@ -168,15 +137,7 @@ def _chosen(
 def _image(seen: Attention) -> dict[str, Any]:
     if seen.image is None:
         return {}
-    told: dict[str, Any] = {"image": f"data:image/jpeg;base64,{_jpeg(seen.image)}", "side": seen.side}
+    told: dict[str, Any] = {"image": image_address(seen.image), "side": seen.side}
     with suppress(InputError):  # no head that reads one vector, or not all layers
         told["rollout"] = [round(share, 6) for share in seen.over_image().weights.flatten().tolist()]
     return told
-
-
-def _jpeg(image: UInt8[NDArray, "H W 3"]) -> str:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, format="jpeg", quality=88)
-    return base64.b64encode(file.getvalue()).decode("ascii")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from jaxtyping import UInt8
 from numpy.typing import NDArray
+from rich.console import Group
 from torch import Tensor
 
 from regard.config import Grid, InputError, Patches
@@ -30,6 +31,7 @@ from regard.decode.search import Beams, Choice, Found, State, shares, steps
 from regard.decode.settings import Decoding, to_generate
 from regard.encode import images as pictures
 from regard.look import tree
+from regard.look.page import as_text
 from regard.nn.masks import Layout, Mask, allowed
 from regard.nn.outputs import Encoded
 from regard.nn.transformer import Tower
@@ -157,6 +159,17 @@ class Trace:
             "over": self.over,
             "answer": self.answer.to_dict(),
         }
+
+    def __str__(self) -> str:
+        return as_text(self, width=120)
+
+    def __rich__(self) -> Group:
+        """Step by step: what each way went on with, and the best of what it did not, with the reason."""
+        return tree.steps_page(self)
+
+    def tree(self) -> Group:
+        """The ways as an indented tree, for a terminal."""
+        return tree.tree_page(self)
 
     def svg(self) -> str:
         """The tree, for a page: in its colours where it has them, else light or dark as the reader's are."""

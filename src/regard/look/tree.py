@@ -1,4 +1,4 @@
-"""A search as a picture: the beam as a tree, and a page with the tree and a stepper.
+"""A search to be seen: the beam as a tree, a page with the tree and a stepper, and both as text for a terminal.
 
 Time goes to the right, in as many bands below each other as it takes; each way has a line of its own, and the best that
 it was not to go on with stand below it. What is the answer is bold, what went on solid, what was pruned pale and
@@ -7,29 +7,32 @@ dashed, with the reason under the pointer.
 
 from __future__ import annotations
 
-import base64
 import html
-import io
-import json
-import warnings
+import math
 from collections.abc import Iterator
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
 
-from regard.files import drafted, write_text
-from regard.look.alignment import plain
+from regard.files import write_text
+from regard.look import pictures
+from regard.look.document import asset, document, image_address, view
+from regard.look.page import printable
+from regard.look.pictures import plain
 from regard.schema import InputError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from matplotlib.figure import Figure
 
     from regard.look.trace import Candidate, Trace, Way
 
 LETTERS = 10  # of a token that are shown
+WORD, DEEPEST = 30, 16  # the same in a line of text, and how often that is indented
 END = 60  # letters of what was written before, under the pointer
 LETTER, GAP, ROW, HIGH = 7.6, 26, 23, 18  # pixels: a letter, between columns, a line, a box
 WIDE = 1_080  # of a band
@@ -61,7 +64,7 @@ def nodes(trace: Trace) -> list[Node]:
     most = max(len(step.ways) for step in trace.steps)
     below = max(1, 4 // most)  # lines under each way's own
     start = trace.prompt[-1]
-    found = [Node(0, 0, _shown(start), "taken", True, f"start: {_shown(start, 80)}", (0, 0), None, True)]
+    found = [Node(0, 0, printable(start, LETTERS), "taken", True, f"start: {printable(start, 80)}", (0, 0), None, True)]
     lines = {0: 0}  # of the ways before a step
     for t, step in enumerate(trace.steps):
         free, then = list(range((1 + below) * most)), dict[int, int]()
@@ -78,9 +81,8 @@ def nodes(trace: Trace) -> list[Node]:
             own = [line for line in free if line % (1 + below) == 0 and into is not None]
             line = min(own or free, key=lambda line: (abs(line - at) + 0.5 * (line < at), line))
             free.remove(line)
-            before = way.text if len(way.text) <= END else f"…{way.text[-END:]}"
-            title = f"{_shown(before, END + 1)} + {_shown(one.token, 80)}\n{_numbers(one)}\n{one.why}"
-            label, parent = _shown(one.token), (t, at)
+            title = f"{_tail(way.text, END)} + {printable(one.token, 80)}\n{_numbers(one)}\n{one.why}"
+            label, parent = printable(one.token, LETTERS), (t, at)
             if into is None:
                 label, answer = f"{label} {end.score:.2f}" if end else label, end is not None and end.answer
                 found.append(Node(t + 1, line, label, one.fate, answer, title, (t, way.number), parent))
@@ -151,7 +153,7 @@ def svg(trace: Trace) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="beam" viewBox="0 0 {width:.0f} {height + 24:.0f}"'
             f' width="{width:.0f}" height="{height + 24:.0f}" role="img" aria-label="{told}">',
-            f"<style>{_asset('tree.css')}</style>",
+            f"<style>{asset('tree.css')}</style>",
             f'<rect class="paper" width="{width:.0f}" height="{height + 24:.0f}"/>',
             *(line for band in bands for line in _drawn(boxes, band)),
             f'<text class="said left" x="12" y="{height + 10:.1f}">{LEGEND}</text>',
@@ -194,7 +196,7 @@ def save(trace: Trace, path: Path) -> Path:
     if path.suffix == ".svg":
         write_text(path, svg(trace))
     elif path.suffix == ".png":
-        _draw(trace, path)
+        pictures.save(path, _figure, trace)
     elif path.suffix == ".html":
         write_text(path, page(trace))
     else:
@@ -202,11 +204,9 @@ def save(trace: Trace, path: Path) -> Path:
     return path
 
 
-def _draw(trace: Trace, path: Path) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError(f"{path}: needs matplotlib; pip install 'regard[plots]', or choose .svg") from None
+def _figure(trace: Trace) -> Figure:
+    from matplotlib.figure import Figure
+
     boxes = nodes(trace)
     bands, width, height = _bands(boxes)
     figure = Figure(figsize=(width / 80, height / 80))
@@ -227,9 +227,88 @@ def _draw(trace: Trace, path: Path) -> None:
             axes.text(
                 x, y, plain(node.label), ha="center", va="center", fontsize=8, color=colour, weight=weight, bbox=box
             )
-    with drafted(path) as draft, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # of a script that the font has not: a box
-        figure.savefig(draft, format="png", dpi=120)
+    return figure
+
+
+# ---------------------------------------------------------------------------------------
+# In a terminal
+
+
+def steps_page(trace: Trace) -> Group:
+    """A line for each way before each step: what it went on with, and the best of what it did not."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("step", "so far"):
+        table.add_column(name, justify="right")
+    for name, most in (("after", 20), ("went on with", 24), ("not with", None)):
+        table.add_column(name, max_width=most, overflow="fold")
+    for t, step in enumerate(trace.steps):
+        for i, way in enumerate(step.ways):
+            on = [one for one in way.candidates if one.fate in ("taken", "ended", "cut")]
+            left = [one for one in way.candidates if one not in on][:1]
+            table.add_row(
+                str(t + 1) if i == 0 else "",
+                f"{way.total:.2f}",
+                Text(_tail(way.text, 20)),
+                Text(", ".join(f"{printable(one.token, WORD)} {_share(one):.0%}" for one in on) or "-"),
+                Text("".join(f"{printable(one.token, WORD)}: {one.why}" for one in left), style="dim"),
+            )
+    return Group(_written(trace), table, Text(f"\nover: {trace.over}"))
+
+
+class _Line(NamedTuple):
+    """A branch of the tree, what is written on its line, and the branch that those stand under that go on from it."""
+
+    branch: Tree
+    words: list[str]
+    home: Tree
+    depth: int
+
+    def parted(self) -> _Line:
+        """A line for one of several that go on; at the deepest they stand below each other, after dots."""
+        branch, flat = self.home.add(""), self.depth >= DEEPEST
+        return _Line(branch, ["…"] if flat else [], self.home if flat else branch, self.depth + 1)
+
+
+def tree_page(trace: Trace) -> Group:
+    """The ways as an indented tree: a line goes on until its way parts, ends, or is given up, and says why it was."""
+    root = Tree("")
+    lines = [_Line(root, [printable(trace.prompt[-1], WORD)], root, 0)]
+    runs = {0: lines[0]}  # of the ways before a step
+    for t, step in enumerate(trace.steps):
+        then = {}
+        for way in step.ways:
+            line = runs[way.number]
+            whole = {one.id: one for one in trace.finished if (one.step, one.way) == (t, way.number)}
+            on = [(one, into) for one in way.candidates for into in one.into or ((None,) if one.id in whole else ())]
+            for one, into in on:
+                run = line if len(on) == 1 else line.parted()
+                lines += [run] if run is not line else []
+                run.words.append(printable(one.token, WORD))
+                if into is not None:
+                    then[into] = run
+                else:
+                    end = whole[one.id]
+                    run.words.append(f" {end.score:.2f}{', the answer' if end.answer else ''}")
+                    run.branch.style = "bold" if end.answer else ""
+            if not on:
+                line.words.append(f" ✗ {printable(way.candidates[0].token, WORD)}: {way.candidates[0].why}")
+                line.branch.style = "dim"
+        runs = then
+    for line in lines:
+        line.branch.label = Text(" ".join(line.words))
+    return Group(_written(trace), root, Text(f"\nover: {trace.over}"))
+
+
+def _written(trace: Trace) -> Text:
+    return Text(f"written: {printable(trace.answer.text, 2_000)}\n")
+
+
+def _share(one: Candidate) -> float:
+    return math.exp(one.logprob) if one.share is None else one.share
+
+
+def _tail(text: str, most: int) -> str:
+    return printable(text if len(text) <= most else f"…{text[1 - most :]}")
 
 
 # ---------------------------------------------------------------------------------------
@@ -238,69 +317,20 @@ def _draw(trace: Trace, path: Path) -> None:
 
 def page(trace: Trace) -> str:
     """One file with the tree and the stepper, which needs nothing else."""
-    what = {"translate": "translation", "caption": "caption"}.get(trace.task, "text")
-    # In a script no text may look like markup; in JSON every letter has another name.
-    told = json.dumps(trace.to_dict(), ensure_ascii=False).replace("<", "\\u003c")
-    image = "null" if trace.image is None else json.dumps(_data(trace.image))
-    return PAGE.format(
-        title=f"How a {what} was written",
-        answer=_escaped(trace.answer.text, 20_000) or "nothing",
-        style=_asset("page.css") + _asset("stepper.css"),
-        tree=svg(trace),
-        trace=told,
-        image=image,
-        script=_asset("stepper.js"),
+    title = f"How a {({'translate': 'translation', 'caption': 'caption'}).get(trace.task, 'text')} was written"
+    answer = _escaped(trace.answer.text, 20_000) or "nothing"
+    body = (
+        f'<h1>{title}</h1>\n<p class="answered"><bdi>{answer}</bdi></p>\n<section class="card">{drawn(trace)}</section>'
     )
+    return document(title, body, views=["stepper"])
 
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<h1>{title}</h1>
-<p class="answered"><bdi>{answer}</bdi></p>
-<section class="card" aria-label="Step by step" id="stepper"></section>
-<section class="card step-tree" aria-label="The tree" id="tree" tabindex="0">
-{tree}
-</section>
-<script type="application/json" id="trace">{trace}</script>
-<script type="module">
-{script}
-const told = JSON.parse(document.getElementById("trace").textContent);
-const picture = document.querySelector("#tree svg");
-stepper(document.getElementById("stepper"), told, {{ image: {image}, tree: picture }});
-</script>
-</body>
-</html>
-"""
-
-
-def _data(image: NDArray) -> str:
-    """An image as an address."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-@cache
-def _asset(name: str) -> str:
-    return files("regard.look").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _shown(text: str, most: int = LETTERS) -> str:
-    """A text to be shown, cut if it is long: line ends and what turns the direction of writing must not get out."""
-    text = text if len(text) <= most else f"{text[: most - 1]}…"
-    return "".join(c if c.isprintable() else "·" for c in text)
+def drawn(trace: Trace) -> str:
+    """The view, to be put into a page: the stepper, and the tree below it."""
+    image = {} if trace.image is None else {"image": image_address(trace.image)}
+    tree = f'<div class="step-tree" role="group" aria-label="The tree" tabindex="0">\n{svg(trace)}\n</div>'
+    return f"{view('stepper', trace.to_dict(), **image)}\n{tree}"
 
 
 def _escaped(text: str, most: int = 1_000) -> str:
-    return "\n".join(html.escape(_shown(line, most)) for line in text.split("\n"))
+    return "\n".join(html.escape(printable(line, most)) for line in text.split("\n"))

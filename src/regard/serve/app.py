@@ -11,6 +11,7 @@ import hmac
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -23,6 +24,7 @@ from regard import __version__
 from regard.decode.chat import Chat
 from regard.model import Model
 from regard.schema import InputError, RegardError, suggest
+from regard.serve import views
 from regard.serve.bodies import Refusal
 from regard.serve.engine import Closing, Engine, Full
 from regard.serve.jobs import Job
@@ -65,6 +67,11 @@ class Served:
                 self.chat = Chat(model)
             except InputError as error:
                 self.no_chat = str(error)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What it is, for who looks at it."""
+        return views.facts(self.model)
 
 
 class Hall:
@@ -142,7 +149,7 @@ def create_app(models: Mapping[str, Model], *, limits: Limits = Limits(), api_ke
     >>> "/v1/completions" in app.openapi()["paths"]
     True
     """
-    from regard.serve import jobs_api, openai
+    from regard.serve import jobs_api, look_api, openai, page_api
 
     hall = Hall(models, limits)
 
@@ -164,6 +171,8 @@ def create_app(models: Mapping[str, Model], *, limits: Limits = Limits(), api_ke
     app.state.hall = hall
     jobs_api.add(app, hall)
     openai.add(app, hall)
+    look_api.add(app, hall)
+    page_api.add(app)
 
     @app.get("/health", summary="Whether requests are taken on.", responses={503: REFUSALS[503]})
     async def health() -> dict[str, Any]:
@@ -225,7 +234,8 @@ class Gate:
             self.hall.metrics.count(getattr(route, "path", "other"), status, time.perf_counter() - begun)
 
     def _check_key(self, scope: Scope) -> None:
-        if self.key is None or scope["path"] == "/health":
+        open = scope["path"] in ("/", "/health") or scope["path"].startswith("/page/")  # nothing of a model's
+        if self.key is None or open:
             return
         told = dict(scope["headers"]).get(b"authorization", b"")
         if not hmac.compare_digest(told, b"Bearer " + self.key.encode()):

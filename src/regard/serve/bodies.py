@@ -8,10 +8,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Strings = Annotated[list[Annotated[str, Field()]], Field(min_length=1, max_length=256)]
 Texts = str | Strings
+Images = Annotated[Strings, Field(description="Files of images, as base64.")]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1, description="Of the draws.")]
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1_000)]
 Share = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
 Some = Annotated[int, Field(ge=1, le=65_536)]
+
+# An image of one pixel.
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 
 
 class Body(BaseModel):
@@ -81,7 +85,7 @@ class Classify(Body):
     texts: str | Annotated[list[str | Annotated[list[str], Field(min_length=2, max_length=2)]], Field(
         min_length=1, max_length=256
     )] | None = None  # fmt: skip
-    images: Annotated[Strings, Field(description="Files of images, as base64.")] | None = None
+    images: Images | None = None
 
 
 class Tag(Body):
@@ -102,12 +106,127 @@ class Embed(Body):
     normalise: bool = True
 
 
+class Caption(Body):
+    """Images as base64, for a caption each."""
+
+    model_config = _example(images=[DOT], beam=4)
+    images: Images
+    beam: Some | None = None
+    n_best: Some | None = None
+    length_penalty: Finite | None = None
+    max_length: Some | None = None
+    temperature: Finite | None = None
+    seed: Seed | None = None
+
+
+class Match(Body):
+    """Images as base64, and the texts that each of them may fit."""
+
+    model_config = _example(images=[DOT], texts=["a dog", "a cat"], templates=["a photo of {}"])
+    images: Images
+    texts: Texts
+    templates: Annotated[list[str], Field(min_length=1, max_length=16)] = ["{}"]
+
+
+class Draw(Body):
+    """Texts, for some images of each."""
+
+    model_config = _example(texts=["an ankle boot"], n=4)
+    texts: Texts
+    n: Some = 8
+    temperature: Finite = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: Share = 1.0
+    seed: Seed = 0
+
+
+# ---------------------------------------------------------------------------------------
+# To look inside
+
+
+class LookTokens(Body):
+    """A text, for its tokens as the model reads it."""
+
+    model_config = _example(text="A dog runs through the snow.")
+    text: str
+
+
+class LookNext(Body):
+    """A prompt, for the likeliest tokens after it."""
+
+    model_config = _example(prompt="Once upon a", top=5, temperatures=[0.5, 1.0])
+    prompt: str
+    top: Annotated[int, Field(ge=1, le=1_000)] = 256
+    temperatures: Annotated[list[Annotated[float, Field(gt=0.01, le=100, allow_inf_nan=False)]], Field(
+        max_length=64, description="For each, what all other tokens come to together."
+    )] = []  # fmt: skip
+
+
+class LookImage(Body):
+    """An image as base64, for the share of each patch in what the model makes of it."""
+
+    model_config = _example(image=DOT)
+    image: Annotated[str, Field(description="A file of an image, as base64.")]
+
+
+class LookCaption(LookImage):
+    """An image as base64, for where a captioner looked to write each word."""
+
+    text: Annotated[str | None, Field(description="Left out: what it writes itself.")] = None
+    layer: str | None = None
+    head: Annotated[int, Field(ge=0)] | None = None
+
+
+class LookAttention(Body):
+    """A text or an image, for what one layer attends to; of one that writes, beside what it wrote."""
+
+    model_config = _example(text="A dog runs through the snow.", layer="encoder.0.self", head=0)
+    text: str | None = None
+    image: Annotated[str, Field(description="A file of an image, as base64.")] | None = None
+    target: Annotated[str | None, Field(description="What was written. Left out: what the model writes.")] = None
+    layer: Annotated[str | None, Field(description='Such as "decoder.1.cross". Left out: a telling one.')] = None
+    head: Annotated[int, Field(ge=0, description="Left out: a telling one.")] | None = None
+    mean: Annotated[bool, Field(description="The mean of a layer's heads instead of one.")] = False
+
+
+class LookTrace(Body):
+    """A text to translate, a prompt to go on with or an image to caption, for what the search does, step by step."""
+
+    model_config = _example(text="A dog runs through the snow.", beam=4)
+    text: str | None = None
+    image: Annotated[str, Field(description="A file of an image, as base64.")] | None = None
+    sentence: Annotated[int, Field(ge=0, description="Which of the text's sentences, where it is translated.")] = 0
+    beam: Some | None = None
+    n_best: Some | None = None
+    length_penalty: Finite | None = None
+    max_length: Some | None = None
+    temperature: Finite | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_p: Share | None = None
+    seed: Seed | None = None
+
+
+class Seen(BaseModel):
+    """What is to be seen."""
+
+    model_config = ConfigDict(protected_namespaces=(), extra="allow")
+    model: str
+
+
 class Answers(BaseModel):
     """An answer for each text, in their order."""
 
     model_config = ConfigDict(protected_namespaces=())
     model: str
     answers: list[dict[str, Any]]
+
+
+class Drawings(BaseModel):
+    """Some images for each text: PNG as base64, and the logarithm of the probability of each."""
+
+    model_config = ConfigDict(protected_namespaces=())
+    model: str
+    answers: list[list[dict[str, Any]]]
 
 
 class Vectors(BaseModel):
@@ -147,10 +266,11 @@ class OpenAI(BaseModel):
     stream_options: dict[str, Any] | None = None
     temperature: Finite | None = None
     top_p: Share | None = None
+    top_k: Annotated[int, Field(ge=0, description="Not of OpenAI's.")] | None = None
     seed: Seed | None = None
 
     def options(self) -> dict[str, Any]:
-        known = {"n", "temperature", "top_p", "seed"}
+        known = {"n", "temperature", "top_k", "top_p", "seed"}
         return self.model_dump(exclude_none=True, include=known)
 
 

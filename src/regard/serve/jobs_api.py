@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 
 from regard.decode.settings import Decoding, to_generate
+from regard.serve import bodies, views
 from regard.serve.app import REFUSALS, Hall, Refused
 from regard.serve.bodies import Answers, Classify, Embed, Fill, Generate, Tag, Translate, Vectors
 from regard.serve.jobs import Generating, Reading, Translating
@@ -43,7 +44,7 @@ def add(app: FastAPI, hall: Hall) -> None:
         if (body.texts is None) == (body.images is None):
             raise Refused(422, "texts and images: give one of them")
         if body.images is not None:
-            return await read(request, body.model, "classify", [_bytes(image) for image in body.images])
+            return await read(request, body.model, "classify", [decoded(image) for image in body.images])
         given = [one if isinstance(one, str) else tuple(one) for one in _several(body.texts)]
         return await read(request, body.model, "classify", given)
 
@@ -59,6 +60,31 @@ def add(app: FastAPI, hall: Hall) -> None:
         found = await hall.work(request, served, lambda: Reading(texts, served.model.embed, **options))
         return Vectors(model=served.name, vectors=[vector.tolist() for vector in found])
 
+    @app.post("/caption", summary="What images show, in words.", responses=REFUSALS)
+    async def caption(request: Request, body: bodies.Caption) -> Answers:
+        options = body.options("images")
+        how = Decoding(**options).validate()
+        hall.check([], tokens=how.max_length, ways=how.ways)
+        return await read(request, body.model, "caption", [decoded(image) for image in body.images], **options)
+
+    @app.post("/match", summary="How well images fit texts.", responses=REFUSALS)
+    async def match(request: Request, body: bodies.Match) -> Answers:
+        served, texts = hall.find(body.model), _several(body.texts)
+        served.model.check_task("match")
+        hall.check([*texts, *body.templates])
+        images = [decoded(image) for image in body.images]
+        look = views.Looking(views.matched, *images, model=served.model, texts=texts, templates=body.templates)
+        return Answers(model=served.name, answers=await hall.work(request, served, lambda: look))
+
+    @app.post("/draw", summary="Images of texts.", responses=REFUSALS)
+    async def draw(request: Request, body: bodies.Draw) -> bodies.Drawings:
+        served, texts, options = hall.find(body.model), _several(body.texts), body.options("texts")
+        served.model.check_task("draw")
+        to_generate(**options)
+        hall.check(texts, ways=body.n)
+        look = views.Looking(views.drawn, *texts, model=served.model, **options)
+        return bodies.Drawings(model=served.name, answers=await hall.work(request, served, lambda: look))
+
     async def read(request: Request, name: str | None, job: str, inputs: list[Any], **options: Any) -> Answers:
         served = hall.find(name)
         served.model.check_task(job)
@@ -71,7 +97,8 @@ def _several(given: Any) -> list[Any]:
     return [given] if isinstance(given, str) else list(given)
 
 
-def _bytes(image: str) -> bytes:
+def decoded(image: str) -> bytes:
+    """The file of an image that was sent as base64."""
     try:
         return base64.b64decode(image, validate=True)
     except (binascii.Error, ValueError):

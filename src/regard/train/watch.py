@@ -17,6 +17,8 @@ from regard.data.batches import padding
 from regard.files import drafted
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from regard.train.loop import Trainer
     from regard.train.run import Run
 
@@ -168,23 +170,29 @@ def _short(text: str, most: int = 200) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def draw_curves(run: Run, path: Path | None = None) -> Path | None:
-    """The losses over the steps as a picture, left out curves.png in the run directory; None without matplotlib."""
+def draw_curves(run: Run) -> Path | None:
+    """The losses over the steps as curves.png in the run directory; None without matplotlib."""
     try:
-        import matplotlib
+        import matplotlib  # noqa: F401
     except ImportError:
         return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    path = run.path / "curves.png"
+    with drafted(path) as draft:
+        curves(run).savefig(draft, dpi=120)
+    return path
+
+
+def curves(run: Run) -> Figure:
+    """The losses over the steps, the learning rate and, of translations, BLEU."""
+    from matplotlib.figure import Figure
 
     lines = list(run.lines())
     trained = [line for line in lines if line["kind"] == "train" and line["loss"] is not None]
     held_out = [line for line in lines if line["kind"] == "valid" and line["loss"] is not None]
     translated = any("bleu" in line for line in held_out)
     heights = [3, 2, 1] if translated else [3, 1]
-    figure, (losses, *middle, rates) = plt.subplots(
-        len(heights), 1, figsize=(8, 2 * sum(heights) - 2), height_ratios=heights, sharex=True, layout="constrained"
-    )
+    figure = Figure(figsize=(8, 2 * sum(heights) - 2), layout="constrained")
+    losses, *middle, rates = figure.subplots(len(heights), 1, height_ratios=heights, sharex=True)
     losses.plot([x["step"] for x in trained], [x["loss"] for x in trained], color="#4477aa", label="training")
     if held_out:
         _draw_held_out(losses, held_out, "loss", min)
@@ -201,11 +209,7 @@ def draw_curves(run: Run, path: Path | None = None) -> Path | None:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlim(left=0)
-    path = path or run.path / "curves.png"
-    with drafted(path) as draft:
-        figure.savefig(draft, dpi=120, format=path.suffix[1:])
-    plt.close(figure)
-    return path
+    return figure
 
 
 def _draw_held_out(axes: Any, lines: list[dict[str, Any]], name: str, best: Callable[..., int]) -> None:

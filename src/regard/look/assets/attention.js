@@ -1,5 +1,5 @@
-/* Attention to be looked at, in a report by itself and in the page of regard serve: a grid of all heads, one head as a
-   heatmap or as lines between two rows of tokens, and an image under what looks at it.
+/* Attention to be looked at, in a report: a grid of all heads, one head as a heatmap or as lines between two rows of
+   tokens, and an image under what looks at it.
 
      showAttention(element, data, more)
 
@@ -140,7 +140,7 @@ function showAttention(root, data, more) {
     const wide = (names) => Math.max(0, ...names.map((name) => measure.measureText(short(name, 16)).width));
     const left = Math.min(150, wide(mine)) + 10, above = Math.min(150, wide(theirs)) + 10;
     const wanted = data.image ? 480 : 640, seen = stage.parentElement.clientWidth - left - 24; // as wide as it is shown
-    const room = seen > 100 ? Math.min(wanted, Math.max(seen, 240)) : wanted;
+    const room = seen > 100 ? Math.min(wanted, Math.max(seen, 160)) : wanted;
     const cell = Math.min(36, Math.floor(room / Math.max(w.t, w.s)));
     const side = cell >= 9 ? cell : Math.max(1, cell, Math.min(4, 900 / Math.max(w.t, w.s))); // long texts are scrolled
     const context = sharp(canvas, left + side * w.s + 2, above + side * w.t + 2);

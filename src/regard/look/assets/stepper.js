@@ -30,8 +30,9 @@ export function tree(text) {
 }
 
 /** Fills an element with a stepper over a trace. `image` is the address of the image that was captioned; `tree` the
- * tree as an element, in which the step is marked and can be chosen. Returns `go(step, way)`. */
-export function stepper(root, trace, { image = null, tree: picture = null } = {}) {
+ * tree as an element, in which the step is marked and can be chosen. Where it is `alone` on its page, the arrow keys are
+ * its own wherever the focus is. Returns `go(step, way)`. */
+export function stepper(root, trace, { image = null, tree: picture = null, alone = true } = {}) {
   const { steps, prompt, source } = trace;
   const wayOf = (step, way) => steps[step].ways.find((one) => one.number === way);
   const path = (step, way) => {
@@ -228,7 +229,7 @@ export function stepper(root, trace, { image = null, tree: picture = null } = {}
 
   function pressed(event) {
     if (!element.isConnected) return document.removeEventListener("keydown", pressed);
-    const ours = event.target === document.body || (root.contains(event.target) && event.target !== slider);
+    const ours = (alone && event.target === document.body) || (root.contains(event.target) && event.target !== slider);
     if (!ours || event.altKey || event.ctrlKey || event.metaKey) return;
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     const to = { Home: 0, End: steps.length - 1 }[event.key];
