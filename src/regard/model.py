@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from regard.look.trace import Trace
 
 SHIPPED = Path(__file__).parents[2] / "models"
-Precision = Literal["float32", "bfloat16", "float16"]
+Precision = Literal["float32", "bfloat16", "float16", "int8"]
 Pooling = Literal["mean", "class", "end"]
 
 
@@ -293,6 +293,7 @@ def load(
 
     Left out, the device is a GPU if there is one, and the precision bfloat16 there, float32 on a CPU. On a CPU the
     weights are laid out anew for its matrix kernels; ``packed=False`` leaves them as they are, to look at or to export.
+    With ``int8`` a CPU multiplies whole numbers; all else stays float32.
 
     >>> load("nowhere")
     Traceback (most recent call last):
@@ -302,13 +303,15 @@ def load(
     parts = _parts(found)
     _check_tokenizers(found, parts)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if precision == "int8" and (place.type != "cpu" or not multiplies_int8()):
-        raise InputError(f"precision (int8): not on {place.type} here; leave it out, or take a CPU that can")
-    known = "float32" if precision == "int8" else precision
-    dtype = getattr(torch, known or ("bfloat16" if place.type == "cuda" else "float32"))
+    int8 = precision == "int8"
+    if int8 and place.type != "cpu":
+        raise InputError(f"precision (int8): goes with a CPU, not with {place.type}; leave it out")
+    if int8 and not multiplies_int8():
+        raise InputError("precision (int8): this torch has no such product for this machine; leave it out")
+    dtype = getattr(torch, precision if precision and not int8 else "bfloat16" if place.type == "cuda" else "float32")
     net = parts.net.to(place, dtype).requires_grad_(False)
     if packed:
-        pack(net, int8=precision == "int8")
+        pack(net, int8=int8)
     return Model(net, parts.task, parts.tokenizer, parts.source_tokenizer, path=found, **parts.options)
 
 

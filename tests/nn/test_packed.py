@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from regard.config import ModelConfig, Stack, Tokens, Vocabulary
 from regard.nn import Transformer
 from regard.nn.attention import sum_rows
-from regard.nn.packed import APPLIED, Packed, pack, packs
+from regard.nn.packed import APPLIED, Int8, Packed, multiplies_int8, pack, packs
+from regard.weights import dequantised, quantised
 
 PRECISIONS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -52,6 +53,62 @@ def test_a_packed_model_is_the_same_model(activation):
         pack(packed)
         assert not any(type(layer) is torch.nn.Linear for layer in packed.modules())
         torch.testing.assert_close(packed(ids), wanted, atol=1e-5, rtol=1e-5)
+
+
+whole_numbers = pytest.mark.skipif(not multiplies_int8(), reason="this machine or this torch has no such product")
+
+
+@whole_numbers
+@pytest.mark.parametrize("bias", [True, False])
+def test_int8_is_the_product_of_whole_numbers(bias):
+    """Written out: each row that comes in by its largest number, the weight's rows by theirs; sums are exact."""
+    torch.manual_seed(3)
+    plain = torch.nn.Linear(67, 13, bias=bias).requires_grad_(False)
+    layer = Int8(plain.weight, plain.bias)
+    numbers, scale = quantised(plain.weight)
+    for shape in [(1,), (1, 1), (2, 3), (11,), (0,)]:
+        x = torch.randn(*shape, 67) * torch.rand(*shape, 1) * 9
+        largest = x.abs().amax(-1, keepdim=True)
+        rounded = (x / largest * layer.most).round()
+        wanted = (rounded.double() @ numbers.double().T) * scale * (largest / layer.most)
+        wanted = wanted if plain.bias is None else wanted + plain.bias
+        found = layer(x)
+        assert (found.shape, found.dtype) == (wanted.shape, torch.float32)
+        torch.testing.assert_close(found, wanted.float(), atol=1e-5, rtol=1e-5)
+        assert ((found - plain(x)).abs() <= 0.03 * (1 + largest)).all()
+    assert torch.equal(layer(torch.zeros(2, 67)), layer.bias.expand(2, 13))
+
+
+@whole_numbers
+def test_int8_rows_do_not_see_each_other():
+    layer = Int8(torch.randn(53, 37), torch.randn(53))
+    x = torch.randn(41, 37) * torch.logspace(-3, 3, 41)[:, None]
+    together = layer(x)
+    for rows in (1, 2, 7, 41):
+        assert torch.equal(torch.cat([layer(part) for part in x.split(rows)]), together)
+
+
+def test_what_was_stored_as_int8_is_the_same_int8_again():
+    numbers, scale = quantised(torch.randn(31, 17) * torch.rand(31, 1))
+    again, scales = quantised(dequantised(numbers, scale))
+    assert torch.equal(again, numbers)
+    torch.testing.assert_close(scales, scale)
+
+
+@whole_numbers
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
+def test_an_int8_model_is_nearly_the_same_model(activation):
+    tower = Stack(
+        input=Tokens(vocab_size=89), d_model=128, n_layers=2, n_heads=4, d_ff=256, max_len=11, activation=activation,
+        causal=True, norm_order="pre",
+    )  # fmt: skip
+    torch.manual_seed(5)
+    model = Transformer(ModelConfig(decoder=tower, head=Vocabulary(tied=True))).eval().requires_grad_(False)
+    ids = torch.randint(0, 89, (3, 5))
+    wanted = model(ids)
+    pack(model, int8=True)
+    assert not any(type(layer) is torch.nn.Linear for layer in model.modules())
+    assert (model(ids) - wanted).std() < 0.03 * wanted.std()
 
 
 def test_sum_rows_wherever_they_lie():

@@ -8,7 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from regard.cli.reading import labelled, prompter
-from regard.cli.shared import AsJson, Beam, Device, LengthPenalty, ModelName, Penalty, Precision, app, given, load, show
+from regard.cli.shared import (
+    AsJson,
+    Beam,
+    Device,
+    Int8,
+    LengthPenalty,
+    ModelName,
+    Penalty,
+    Precision,
+    app,
+    given,
+    load,
+    show,
+)
 from regard.config import InputError
 
 
@@ -41,6 +54,7 @@ def evaluate(
     text: Annotated[str | None, typer.Option(help="Of a language model: a text to find the perplexity of.")] = None,
     device: Device = None,
     precision: Precision = None,
+    int8: Int8 = False,
     as_json: AsJson = False,
 ) -> None:
     """Score a model on a test set, with intervals; or two, and whether they differ. Keeps a score card.
@@ -58,7 +72,7 @@ def evaluate(
         raise InputError(f"{', '.join(f'--{name}' for name in wrong)}: goes with --shots")
 
     def models(*tasks: str) -> list[Any]:
-        return [load(name, device, precision, *tasks) for name in (model, other) if name is not None]
+        return [load(name, device, precision, *tasks, int8=int8) for name in (model, other) if name is not None]
 
     if text is not None:
         if other is not None:

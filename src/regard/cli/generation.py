@@ -9,7 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli.shared import AsJson, Beam, Device, LengthPenalty, ModelName, Precision, app, given, lines_of, load
+from regard.cli.shared import (
+    AsJson,
+    Beam,
+    Device,
+    Int8,
+    LengthPenalty,
+    ModelName,
+    Precision,
+    app,
+    given,
+    lines_of,
+    load,
+)
 from regard.config import InputError
 
 Temperature = Annotated[
@@ -43,6 +55,7 @@ def generate(
     length_penalty: LengthPenalty = None,
     device: Device = None,
     precision: Precision = None,
+    int8: Int8 = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a text, drawn or the most likely; on a terminal as it is written.
@@ -65,7 +78,7 @@ def generate(
     )
     how = to_generate(**given(n=n, stop=stop), **choice)
     options = {**given(stop=stop, max_new_tokens=max_new_tokens), **choice}
-    loaded = load(model, device, precision, "generate")
+    loaded = load(model, device, precision, "generate", int8=int8)
 
     from regard.data.arrivals import arriving
     from regard.decode.generate import generate as go_on
@@ -108,6 +121,7 @@ def chat(
     stop: Stop = None,
     device: Device = None,
     precision: Precision = None,
+    int8: Int8 = False,
 ) -> None:
     """Talk with a model that was made for it; in a pipe, a turn a line.
 
@@ -126,7 +140,7 @@ def chat(
     )
     to_generate(**options)
     options |= given(max_new_tokens=max_new_tokens)
-    loaded = load(model, device, precision, "generate")
+    loaded = load(model, device, precision, "generate", int8=int8)
 
     from regard.decode.chat import Chat
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.shared import Device, Precision, app, given, load
+from regard.cli.shared import Device, Int8, Precision, app, given, load
 from regard.config import InputError
 
 
@@ -28,6 +28,7 @@ def serve(
     timeout: Annotated[float | None, typer.Option(help="Seconds to an answer.  [default: 60]")] = None,
     device: Device = None,
     precision: Precision = None,
+    int8: Int8 = False,
 ) -> None:
     """Serve models over HTTP, each for what it was trained to do; requests are worked on together.
 
@@ -50,6 +51,6 @@ def serve(
     except ModuleNotFoundError as error:
         raise InputError(f"serve needs {error.name}: pip install 'regard[serve]'") from None
     run(
-        {name: load(model, device, precision) for name, model in zip(names, models, strict=True)},
+        {name: load(model, device, precision, int8=int8) for name, model in zip(names, models, strict=True)},
         host=host, port=port, limits=limits, api_key=api_key,
     )  # fmt: skip

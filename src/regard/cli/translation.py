@@ -11,6 +11,7 @@ from regard.cli.shared import (
     AsJson,
     Beam,
     Device,
+    Int8,
     LengthPenalty,
     ModelName,
     Penalty,
@@ -50,6 +51,7 @@ def translate(
     ] = False,
     device: Device = None,
     precision: Precision = None,
+    int8: Int8 = False,
     as_json: AsJson = False,
 ) -> None:
     """Translate texts, files, or standard input as it comes.
@@ -74,7 +76,7 @@ def translate(
     )
     Decoding(**options).validate()
     lines = texts if texts else lines_of(file or ["-"])
-    loaded = load(model, device, precision, "translate")
+    loaded = load(model, device, precision, "translate", int8=int8)
 
     from regard.decode.translate import stream
 

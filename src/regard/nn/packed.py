@@ -9,7 +9,7 @@ weight in several parts, each read by one thread from end to end, comes as fast 
 of a language model stay beside the packed ones, unless that is too much.
 
 In whole numbers (int8) a weight has a quarter of the bytes, and the machine multiplies several times as many a second.
-Every row of a weight and every row that comes in has a scale of its own, so that no text changes its neighbour's answer.
+Every row of a weight and every row that comes in has a scale of its own: no text changes its neighbour's answer.
 """
 
 from __future__ import annotations
@@ -149,25 +149,25 @@ def packs(weight: Tensor) -> bool:
 @torch.no_grad()
 def pack(model: Transformer, *, int8: bool = False) -> None:
     """Pack every linear layer of a model, and the matrix that scores its vocabulary, where this machine can."""
-    if int8:
-        for module in list(model.modules()):
-            for name, layer in module.named_children():
-                if type(layer) is nn.Linear:
-                    setattr(module, name, Int8(layer.weight, layer.bias))
-        if isinstance(model.head, VocabularyHead):
-            model.head.packed = Int8(model.vocabulary_table(), model.head.bias)
-        return
     size = sum(weight.nbytes for weight in model.parameters())
     keep = model.config.shape == "decoder" and size <= MOST_KEPT
     for module in list(model.modules()):
         for name, layer in module.named_children():
-            if type(layer) is nn.Linear and packs(layer.weight):
+            if type(layer) is not nn.Linear:
+                continue
+            if int8:
+                setattr(module, name, Int8(layer.weight, layer.bias))
+            elif packs(layer.weight):
                 then = ("none", "")
                 if isinstance(module, MLP) and name == "up" and not module.gated and module.activation in APPLIED:
                     then, module.activation = APPLIED[module.activation], _applied
                 setattr(module, name, Packed(layer.weight, layer.bias, then, keep=keep))
-    if isinstance(model.head, VocabularyHead) and packs(table := model.vocabulary_table()):
-        model.head.packed = Packed(table, model.head.bias, keep=keep)
+    if isinstance(model.head, VocabularyHead):
+        table, bias = model.vocabulary_table(), model.head.bias
+        if int8:
+            model.head.packed = Int8(table, bias)
+        elif packs(table):
+            model.head.packed = Packed(table, bias, keep=keep)
 
 
 def _applied(x: Tensor) -> Tensor:
