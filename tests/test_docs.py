@@ -124,7 +124,16 @@ class Page:
 
 PAGES = [Page(path) for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))] if path.exists()]
 BLOCKS = {f"{p.path.name}:{line}-{kind}": (p, i) for p in PAGES for i, (kind, *_, line) in enumerate(p.blocks)}
-SLOW = ("fine-tune.md", "prefer.md", "classify.md", "caption.md", "draw.md", "match.md")  # long trainings, or several
+SLOW = (
+    "fine-tune.md",
+    "prefer.md",
+    "classify.md",
+    "caption.md",
+    "draw.md",
+    "match.md",
+    "compare.md",
+    "train.md",
+)  # long trainings, or several
 MARKED = [
     pytest.param(
         name,
