@@ -125,7 +125,10 @@ class Page:
 PAGES = [Page(path) for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))] if path.exists()]
 BLOCKS = {f"{p.path.name}:{line}-{kind}": (p, i) for p in PAGES for i, (kind, *_, line) in enumerate(p.blocks)}
 # Long trainings, or several.
-SLOW = [f"{page}.md" for page in ["fine-tune", "prefer", "classify", "caption", "draw", "match", "compare", "train", "interop"]]
+SLOW = [
+    f"{page}.md"
+    for page in ["fine-tune", "prefer", "classify", "caption", "draw", "match", "compare", "train", "interop"]
+]
 MARKED = [
     pytest.param(
         name,
