@@ -124,11 +124,15 @@ class Page:
 
 PAGES = [Page(path) for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))] if path.exists()]
 BLOCKS = {f"{p.path.name}:{line}-{kind}": (p, i) for p in PAGES for i, (kind, *_, line) in enumerate(p.blocks)}
-SLOW = ("fine-tune.md", "prefer.md", "classify.md", "caption.md", "draw.md", "match.md")  # long trainings, or several
+# Long trainings, or several.
+SLOW = [
+    f"{page}.md"
+    for page in ["fine-tune", "prefer", "classify", "caption", "draw", "match", "compare", "train", "interop"]
+]
 MARKED = [
     pytest.param(
         name,
-        marks=[pytest.mark.network] if p.blocks[i][1] else [pytest.mark.slow] if name.startswith(SLOW) else [],
+        marks=[pytest.mark.network] if p.blocks[i][1] else [pytest.mark.slow] if name.startswith(tuple(SLOW)) else [],
     )
     for name, (p, i) in BLOCKS.items()
 ]

@@ -623,6 +623,18 @@ def test_a_phone_has_room_for_all(visit, photo, where):
         page.locator("#theme").click()
 
 
+def test_lines_reach_from_token_to_token_at_every_width(visit):
+    page = visit("tagger")
+    settle(page)
+    lines = page.locator(".web svg")
+    reach = "svg => svg.querySelector('path').getBoundingClientRect().width / svg.getBoundingClientRect().width"
+    tall = "svg => svg.getBoundingClientRect().height / svg.previousSibling.getBoundingClientRect().height"
+    for width in (1_180, 360, 720):
+        page.set_viewport_size({"width": width, "height": 740})
+        assert lines.evaluate(reach) == pytest.approx(1, abs=0.1)  # at once, its round ends included
+        assert lines.evaluate(tall) == 1
+
+
 def test_a_server_with_a_key_asks_for_it_once(visit, server):
     from serve.conftest import serving
 
@@ -658,6 +670,4 @@ def test_pictures(visit, dark):
     if not dark:
         panel.locator("summary").hover()
         expect(panel.locator(".readout").first).to_have_text("")
-        line = "p => p.getBBox().width / p.ownerSVGElement.clientWidth"  # a picture has not left it in another size
-        assert panel.locator(".web path").first.evaluate(line) == pytest.approx(1, abs=0.02)
         of_docs(panel, "page-attention")

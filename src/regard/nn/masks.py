@@ -8,6 +8,8 @@ kernels. Padding is told by lengths, never by looking for a pad id.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
 from typing import NamedTuple
 
 import torch
@@ -261,7 +263,18 @@ def allowed(mask: Mask, t: int, s: int, device: torch.device | None = None) -> B
             [0, 1, 1]], dtype=torch.int32)
     """
     keys = torch.arange(s, device=device)  # (S,)
-    apart = _apart(mask, t, keys)
+    parts = _by_place(mask, _apart(mask, t, keys), keys)
+    if mask.query_documents is not None and mask.key_documents is not None:
+        parts.append(mask.query_documents[:, None, :, None] == mask.key_documents[:, None, None, :])
+    if mask.seen is not None:
+        parts.append(mask.seen[:, None])
+    if mask.allowed is not None:
+        parts.append(_four_axes(mask.allowed))
+    return reduce(and_, parts) if parts else None
+
+
+def _by_place(mask: Mask, apart: Int[Tensor, "B _ T S"], keys: Int[Tensor, "..."]) -> list[Bool[Tensor, "..."]]:
+    """What order, window and padding say of queries so far behind keys at these slots: all of it must hold."""
     parts: list[Tensor] = []
     if mask.causal:
         past = apart >= 0
@@ -274,30 +287,23 @@ def allowed(mask: Mask, t: int, s: int, device: torch.device | None = None) -> B
         parts.append(keys >= mask.starts[:, None, None, None])
     if mask.ends is not None:
         parts.append(keys < mask.ends[:, None, None, None])
-    if mask.query_documents is not None and mask.key_documents is not None:
-        parts.append(mask.query_documents[:, None, :, None] == mask.key_documents[:, None, None, :])
-    if mask.seen is not None:
-        parts.append(mask.seen[:, None])
-    if mask.allowed is not None:
-        parts.append(_four_axes(mask.allowed))
-    if not parts:
-        return None
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole & part
-    return whole
+    return parts
 
 
 def lower(mask: Mask, t: int, s: int, *, device: torch.device, dtype: torch.dtype) -> Lowered:
     """What the kernel wants for t queries over s keys."""
-    others = (mask.starts, mask.prefix, mask.slots, mask.allowed, mask.slopes)
-    only_order = mask.window == 0 and all(part is None for part in others)
-    if only_order and mask.texts is not None and mask.ends is None and device.type == "cuda":
+    if _only_order(mask) and mask.texts is not None and mask.ends is None and device.type == "cuda":
         return Lowered(is_causal=mask.causal, texts=mask.texts, mask=mask)
     near = neighbours(mask, t, s)
     if near is not None:
         return lower_near(mask, near, t, device)
     return lower_densely(mask, t, s, device=device, dtype=dtype)
+
+
+def _only_order(mask: Mask) -> bool:
+    """Whether nothing is told but order, documents and where rows end."""
+    others = (mask.starts, mask.prefix, mask.slots, mask.allowed, mask.slopes)
+    return mask.window == 0 and all(part is None for part in others)
 
 
 BLOCK = 64  # queries, at least: smaller ones waste a kernel
@@ -318,14 +324,7 @@ def lower_near(mask: Mask, near: Near, t: int, device: torch.device) -> Lowered:
     n = -(-t // near.size)
     queries = torch.arange(n * near.size, device=device).view(1, n, -1, 1)  # (1, n, Q, 1)
     keys = torch.arange(near.keys, device=device) - near.before + queries[:, :, :1]  # (1, n, 1, K)
-    apart = queries - keys
-    may = (apart.abs() <= mask.window) & (keys >= 0) & (keys < t)
-    if mask.causal:
-        may = may & (apart >= 0)
-    if mask.starts is not None:
-        may = may & (keys >= mask.starts[:, None, None, None])
-    if mask.ends is not None:
-        may = may & (keys < mask.ends[:, None, None, None])
+    may = reduce(and_, _by_place(mask, queries - keys, keys), (keys >= 0) & (keys < t))
     if mask.query_documents is not None and mask.key_documents is not None:
         here, there = (
             _blocks(documents, near._replace(before=before, after=after), t)
@@ -348,9 +347,7 @@ def _blocks(values: Int[Tensor, "B T"], near: Near, t: int) -> Int[Tensor, "B n 
 
 def lower_densely(mask: Mask, t: int, s: int, *, device: torch.device, dtype: torch.dtype) -> Lowered:
     """The same for a kernel that takes neither texts nor blocks."""
-    others = (mask.starts, mask.prefix, mask.slots, mask.allowed, mask.slopes)
-    only_order = mask.window == 0 and all(part is None for part in others)
-    if only_order and mask.query_documents is None:
+    if _only_order(mask) and mask.query_documents is None:
         if mask.causal:
             # Padding on the right is in no real query's past, so lengths change nothing.
             return Lowered(is_causal=True)

@@ -118,21 +118,21 @@ export function web({ rows, columns, weights, row = "read", column = "read", lab
   const side = (names, kind, props) => h("ol", props, names.map((name) => h("li", {}, chip(name, { class: kind, tip: name }))));
   const left = side(rows, row, { tabindex: "0", "aria-label": `${label}: who looks` });
   const right = side(columns, column, { "aria-label": `${label}: what at` });
-  const lines = s("svg", { "aria-hidden": "true" });
+  const high = HIGH * Math.max(rows.length, columns.length);
+  // stretched to whatever room there is: no width is ever asked for, so none can be out of date
+  const lines = s("svg", { "aria-hidden": "true", height: high, viewBox: `0 0 100 ${high}`, preserveAspectRatio: "none" });
   const readout = h("p", { class: "readout", "aria-live": "polite" });
   const box = h("div", { class: `web ${row}` }, left, lines, right);
   const [asks, answers] = [left, right].map((list) => [...list.querySelectorAll(".tok")]);
   let now = -1;
 
   function draw() {
-    const width = lines.clientWidth || 120;
-    lines.setAttribute("height", String(HIGH * Math.max(rows.length, columns.length)));
     let all = weights.flatMap((shares, i) => (now >= 0 && now !== i ? [] : shares.map((share, j) => [share, i, j])));
     all = all.filter(([share]) => share >= FAINT).sort((a, b) => b[0] - a[0]).slice(0, MOST_LINES).reverse();
     lines.replaceChildren(
       ...all.map(([share, i, j]) => {
         const [from, to] = [HIGH * (i + 0.5), HIGH * (j + 0.5)];
-        const d = `M0 ${from}C${0.4 * width} ${from} ${0.6 * width} ${to} ${width} ${to}`;
+        const d = `M0 ${from}C40 ${from} 60 ${to} 100 ${to}`;
         const line = s("path", { d, "stroke-opacity": shade(share / most).toFixed(3) });
         line.style.strokeWidth = String(0.6 + (3 * share) / most);
         return line;
@@ -153,7 +153,7 @@ export function web({ rows, columns, weights, row = "read", column = "read", lab
   function go(i) {
     if (i === now) return;
     now = i;
-    requestAnimationFrame(draw);
+    draw();
     whole.dispatchEvent(new CustomEvent("row", { detail: i }));
   }
   left.addEventListener("pointerover", (event) => go(asks.indexOf(event.target.closest(".tok"))));
@@ -161,7 +161,7 @@ export function web({ rows, columns, weights, row = "read", column = "read", lab
   left.addEventListener("click", (event) => go(asks.indexOf(event.target.closest(".tok"))));
   left.addEventListener("blur", () => go(-1));
   arrows(left, () => now, rows.length, (to) => (go(to), asks[to].scrollIntoView({ block: "nearest" })));
-  drawn(box, draw);
+  draw();
   return whole;
 }
 
