@@ -3,6 +3,7 @@ own, on a GPU in turns in one process.
 
     python benchmarks/translate.py                              # Transformer base, random weights, greedy and beam 4
     python benchmarks/translate.py --small                      # d 256, 3 + 3 layers
+    python benchmarks/translate.py --sentences 1                # one alone: how long it is waited for
     python benchmarks/translate.py --model RUN --source FILE    # a trained model and real text
 
 With random weights every sentence has exactly as many tokens as every other, in and out, so that all do the same work.
@@ -290,6 +291,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path, help="with --model: the text to translate, a sentence a line")
     parser.add_argument("--reference", type=Path, help="with --model: its translation, to score by")
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4], help="1 is greedy")
+    parser.add_argument("--sentences", type=int, help="of random words  [default: 64, on a GPU 128]")
     parser.add_argument("--threads", type=int, default=2, help="on a CPU")
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
@@ -299,6 +301,7 @@ def main() -> None:
         parser.error("--model and --source go together")
     on_gpu = args.device == "cuda"
     n, length = (128, 30) if on_gpu else (64, 24)
+    n = args.sentences or n
     where = torch.cuda.get_device_name() if on_gpu else f"{args.threads} CPU threads"
     print(f"{where}, torch {torch.__version__}, {args.model or ('small' if args.small else 'base')}\n")
     with tempfile.TemporaryDirectory() as temporary:

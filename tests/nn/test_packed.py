@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from regard.config import ModelConfig, Stack, Tokens, Vocabulary
 from regard.nn import Transformer
-from regard.nn.attention import sum_rows
+from regard.nn.attention import WIDE, attend, attend_few, sum_rows
+from regard.nn.masks import Lowered
 from regard.nn.packed import APPLIED, Int8, Packed, multiplies_int8, pack, packs
 from regard.weights import dequantised, quantised
 
@@ -76,7 +77,7 @@ def test_int8_is_the_product_of_whole_numbers(bias):
         assert (found.shape, found.dtype) == (wanted.shape, torch.float32)
         torch.testing.assert_close(found, wanted.float(), atol=1e-5, rtol=1e-5)
         assert ((found - plain(x)).abs() <= 0.03 * (1 + largest)).all()
-    assert torch.equal(layer(torch.zeros(2, 67)), layer.bias.expand(2, 13))
+    assert torch.equal(layer(torch.zeros(2, 67)), torch.zeros(2, 13) if layer.bias is None else layer.bias.expand(2, 13))
 
 
 @whole_numbers
@@ -109,6 +110,20 @@ def test_an_int8_model_is_nearly_the_same_model(activation):
     pack(model, int8=True)
     assert not any(type(layer) is torch.nn.Linear for layer in model.modules())
     assert (model(ids) - wanted).std() < 0.03 * wanted.std()
+
+
+@pytest.mark.parametrize("keys", [1, 7, WIDE, WIDE + 1, 131])
+@pytest.mark.parametrize(("heads", "groups", "queries"), [(3, 3, 1), (3, 3, 5), (6, 2, 1), (6, 2, 5)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_few_queries_are_attended_for_as_many_are(keys, heads, groups, queries, masked):
+    torch.manual_seed(keys)
+    q, k, v = (torch.randn(2, n, t, 11) for n, t in ((heads, queries), (groups, keys), (groups, keys)))
+    bias = torch.rand(2, 1, queries, keys) < 0.7
+    bias[..., 0] = True
+    mask = Lowered(bias=bias) if masked else Lowered()
+    with torch.enable_grad():  # by the fused kernel
+        wanted = attend(q, k, v, mask, scale=0.3)
+    torch.testing.assert_close(attend_few(q, k, v, mask, scale=0.3), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_sum_rows_wherever_they_lie():

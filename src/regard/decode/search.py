@@ -339,7 +339,7 @@ class State(ABC):
             self.of_rows[name].copy_(value)
 
     def step(self, logits: Float[Tensor, "B N V"]) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B M"]]:
-        """Choose the next token of every way; and which way each goes on from."""
+        """Choose the next token of every way; and which way each goes on from. Takes the logits over."""
         chosen = self._choose(logits)
         self.t.add_(1)
         return chosen
@@ -451,7 +451,7 @@ class Beams(State):
 
     def _choose(self, logits):
         k, wide = self.how.ways, len(self.order)
-        logprobs = self._allowed(logits.log_softmax(-1))
+        logprobs = self._allowed(torch.log_softmax(logits, -1, out=logits))
         best, ids = largest(logprobs, min(wide, logprobs.shape[-1]))  # (B, N, wide): no others can be among the best
         totals = best + self.total[:, : best.shape[1], None]
         totals, at = totals.flatten(1).topk(min(wide, totals[0].numel()))

@@ -216,8 +216,8 @@ def attend_few(
     of the fused kernel, which is made for many. Heads that share keys are more queries."""
     (b, h, t, _), (groups, s) = q.shape, k.shape[1:3]
     queries, keys = (q * scale).reshape(b * groups, -1, q.shape[3]), k.reshape(b * groups, s, -1)
-    if t == 1 and groups == h:  # for one query the other order is the faster
-        scores = torch.bmm(keys, queries.transpose(1, 2))
+    if t == 1 and groups == h or s > WIDE:  # keys first is the faster order then
+        scores = torch.bmm(keys, queries.transpose(1, 2)).transpose(1, 2).contiguous()
     else:
         scores = torch.bmm(queries, keys.transpose(1, 2))
     weights = masked_softmax(scores.view(b, h, t, s), mask)  # dead rows become zeros
@@ -227,6 +227,7 @@ def attend_few(
     return torch.bmm(weights, values).view(b, h, t, -1)
 
 
+WIDE = 48  # keys
 MANY = 4_096  # values, from which looking up where they lie is the smaller part
 
 
