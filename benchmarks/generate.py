@@ -58,9 +58,10 @@ def ours(folder: Path, precision: str, work: Work) -> Callable[[], list[list[int
     torch.set_num_threads(work.threads)
     net = skeleton(presets.gpt2())
     net.load_state_dict(read_weights(folder / "ours.safetensors"), assign=True)
-    net = net.to(work.device, getattr(torch, precision)).eval().requires_grad_(False)
+    dtype = torch.float32 if precision == "int8" else getattr(torch, precision)
+    net = net.to(work.device, dtype).eval().requires_grad_(False)
     if work.device == "cpu":
-        pack(net)
+        pack(net, int8=precision == "int8")
         keep_freed_memory()  # as `regard generate` does
     prompts, recorder = work.prompts().to(work.device), Recorder()
     end = presets.gpt2().decoder.input.vocab_size - 1  # type: ignore[union-attr]
@@ -104,6 +105,7 @@ CANDIDATES = {
     "cpu": {
         "regard float32": (ours, "float32"),
         "regard bfloat16": (ours, "bfloat16"),
+        "regard int8": (ours, "int8"),
         "transformers float32": (transformers, "float32"),
         "transformers bfloat16": (transformers, "bfloat16"),
     },
@@ -124,7 +126,7 @@ def show_floor(threads: int) -> None:
     """How long a CPU takes to read all weights, by the simplest thing that reads: their sum."""
     torch.set_num_threads(threads)
     n = skeleton(presets.gpt2()).n_parameters()
-    for precision in (torch.float32, torch.bfloat16):
+    for precision in (torch.float32, torch.bfloat16, torch.int8):
         size = n * precision.itemsize
         weights = torch.ones(size // 4)  # summed as float32 whatever they stand for: it is the bytes that count
         seconds, _ = median_time(weights.sum, warmup=1, repeats=9, device=weights.device)

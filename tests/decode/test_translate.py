@@ -18,6 +18,7 @@ from regard.decode.translate import Translation, aligned, stream, words_of
 from regard.evaluate.facts import of_model
 from regard.interop.directory import export
 from regard.model import Model
+from regard.nn.packed import multiplies_int8
 from regard.train.loop import train
 from regard.train.watch import Watch
 from regard.weights import read_weights, write_weights
@@ -188,6 +189,21 @@ def test_precisions(work, precision):
     assert logits.shape == (1, 2, len(model.tokenizer))
 
 
+@pytest.mark.skipif(not multiplies_int8(), reason="this machine or this torch has no such product")
+def test_int8_translates_alike_in_any_batch(work):
+    model = regard.load(work / "run-translate", precision="int8")
+    texts = ["the red dog", "a cat", "the old house of the green dog and a cat", "a"]
+    together = model.translate(texts)
+    for text, found in zip(texts, together, strict=True):
+        (alone,) = model.translate(text)
+        assert (alone.text, alone.logprob) == (found.text, pytest.approx(found.logprob, abs=1e-4))
+    exact = regard.load(work / "run-translate", precision="float32").translate(texts)
+    for found, wanted in zip(together, exact, strict=True):
+        assert abs(found.logprob - wanted.logprob) < 0.1 * (1 + abs(wanted.logprob))
+    said = run(work, "translate", "run-translate", *texts, "--int8")
+    assert said.stdout.splitlines() == [found.text for found in together]
+
+
 # ---------------------------------------------------------------------------------------
 # What cannot be loaded
 
@@ -284,6 +300,10 @@ def test_a_reader_that_has_seen_enough(work):
         (["run-translate", "a", "--beam", "2", "--temperature", "1"], "a beam does not draw"),
         (["run-translate", "a", "--device", "tpu"], "--device (tpu) must be cpu or cuda"),
         (["run-translate", "a", "--precision", "int3"], "--precision (int3) must be float32, bfloat16 or float16"),
+        (
+            ["run-translate", "a", "--precision", "float16", "--int8"],
+            "--int8 and --precision (float16): give one of them",
+        ),
     ],
 )
 def test_bad_input_is_one_line(work, arguments, message):

@@ -77,7 +77,9 @@ def test_int8_is_the_product_of_whole_numbers(bias):
         assert (found.shape, found.dtype) == (wanted.shape, torch.float32)
         torch.testing.assert_close(found, wanted.float(), atol=1e-5, rtol=1e-5)
         assert ((found - plain(x)).abs() <= 0.03 * (1 + largest)).all()
-    assert torch.equal(layer(torch.zeros(2, 67)), torch.zeros(2, 13) if layer.bias is None else layer.bias.expand(2, 13))
+    assert torch.equal(
+        layer(torch.zeros(2, 67)), torch.zeros(2, 13) if layer.bias is None else layer.bias.expand(2, 13)
+    )
 
 
 @whole_numbers

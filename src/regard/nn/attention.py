@@ -216,7 +216,7 @@ def attend_few(
     of the fused kernel, which is made for many. Heads that share keys are more queries."""
     (b, h, t, _), (groups, s) = q.shape, k.shape[1:3]
     queries, keys = (q * scale).reshape(b * groups, -1, q.shape[3]), k.reshape(b * groups, s, -1)
-    if t == 1 and groups == h or s > WIDE:  # keys first is the faster order then
+    if (t == 1 and groups == h) or s > WIDE:  # keys first is the faster order then
         scores = torch.bmm(keys, queries.transpose(1, 2)).transpose(1, 2).contiguous()
     else:
         scores = torch.bmm(queries, keys.transpose(1, 2))

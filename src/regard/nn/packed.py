@@ -91,7 +91,7 @@ class Int8(nn.Module):
         zeros = torch.zeros(len(scale), dtype=torch.long)
         with warnings.catch_warnings(), _engine("fbgemm"):
             warnings.filterwarnings("ignore", message=".*quantized tensor creation")
-            rows = torch._make_per_channel_quantized_tensor(numbers, scale.double(), zeros, 0)
+            rows = torch.ops.aten._make_per_channel_quantized_tensor(numbers, scale.double(), zeros, 0)
             self.weight = torch.ops.quantized.linear_prepack(rows, None)
         self.bias = None if bias is None else bias.detach().float()
         # Without the instruction for it, sums of two products are kept in 16 bits, where 8 times 8 bits may not fit.
