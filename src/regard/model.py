@@ -21,6 +21,7 @@ from torch import Tensor
 from regard.config import InputError, ModelConfig, Tokens
 from regard.data.tokenizer import Tokenizer
 from regard.decode.recorded import Recorder
+from regard.memory import hand_back_freed_memory
 from regard.nn import Transformer, skeleton
 from regard.nn.packed import multiplies_int8, pack
 from regard.schema import suggest
@@ -312,6 +313,7 @@ def load(
     net = parts.net.to(place, dtype).requires_grad_(False)
     if packed:
         pack(net, int8=int8)
+        hand_back_freed_memory()  # that of the weights as they were
     return Model(net, parts.task, parts.tokenizer, parts.source_tokenizer, path=found, **parts.options)
 
 

@@ -55,7 +55,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
     """A matrix as int8, and the scale of each row: its largest number becomes 127."""
     scale = (weight.float().abs().amax(1) / 127).clamp_min(1e-12)
-    return (weight.float() / scale[:, None]).round().to(torch.int8), scale
+    return (weight.float() / scale[:, None]).round_().to(torch.int8), scale
 
 
 def dequantised(weight: Tensor, scale: Tensor) -> Tensor:

@@ -201,7 +201,7 @@ def test_int8_translates_alike_in_any_batch(work):
     for found, wanted in zip(together, exact, strict=True):
         assert abs(found.logprob - wanted.logprob) < 0.1 * (1 + abs(wanted.logprob))
     said = run(work, "translate", "run-translate", *texts, "--int8")
-    assert said.stdout.splitlines() == [found.text for found in together]
+    assert (said.stdout.splitlines(), said.stderr) == ([found.text for found in together], "")
 
 
 # ---------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -96,6 +98,24 @@ def test_what_was_stored_as_int8_is_the_same_int8_again():
     again, scales = quantised(dequantised(numbers, scale))
     assert torch.equal(again, numbers)
     torch.testing.assert_close(scales, scale)
+
+
+@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=whole_numbers)])
+def test_a_layer_goes_when_it_is_packed(int8, monkeypatch):
+    """Memory for two of the whole model is never needed."""
+    tower = Stack(input=Tokens(vocab_size=89), d_model=24, n_layers=5, n_heads=2, d_ff=48, max_len=11, causal=True)
+    model = Transformer(ModelConfig(decoder=tower, head=Vocabulary(tied=True))).eval().requires_grad_(False)
+    plain = weakref.WeakSet(layer for layer in model.modules() if type(layer) is torch.nn.Linear)
+    kind, before = (Int8 if int8 else Packed), []
+    make = kind.__init__
+    monkeypatch.setattr(
+        kind, "__init__", lambda *args, **options: (before.append(len(plain)), make(*args, **options))[1]
+    )
+    n = len(plain)
+    pack(model, int8=int8)
+    assert n > 10
+    assert all(left <= n - done + 1 for done, left in enumerate(before)), before
+    assert not plain
 
 
 @whole_numbers

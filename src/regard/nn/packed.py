@@ -91,7 +91,7 @@ class Int8(nn.Module):
         zeros = torch.zeros(len(scale), dtype=torch.long)
         with warnings.catch_warnings(), _engine("fbgemm"):
             warnings.filterwarnings("ignore", message=".*quantized tensor creation")
-            rows = torch.ops.aten._make_per_channel_quantized_tensor(numbers, scale.double(), zeros, 0)
+            rows = torch._make_per_channel_quantized_tensor(numbers, scale.double(), zeros, 0)  # type: ignore
             self.weight = torch.ops.quantized.linear_prepack(rows, None)
         self.bias = None if bias is None else bias.detach().float()
         # Without the instruction for it, sums of two products are kept in 16 bits, where 8 times 8 bits may not fit.
@@ -153,7 +153,8 @@ def pack(model: Transformer, *, int8: bool = False) -> None:
     """Pack every linear layer of a model, and the matrix that scores its vocabulary, where this machine can."""
     size = sum(weight.nbytes for weight in model.parameters())
     keep = model.config.shape == "decoder" and size <= MOST_KEPT
-    for module in list(model.modules()):
+    # A layer that is held nowhere else goes when the next is packed: there are never two of the whole model.
+    for module in [module for module in model.modules() if type(module) is not nn.Linear]:
         for name, layer in module.named_children():
             if type(layer) is not nn.Linear:
                 continue
