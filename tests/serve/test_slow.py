@@ -1,6 +1,7 @@
 """Clients that keep a server waiting, or go away in the middle: they are not waited for, and nobody else notices."""
 
 import contextlib
+import gc
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -77,7 +78,9 @@ def test_five_hundred_that_say_nothing(hasty, fine):
 
 def test_one_that_never_reads_its_answers(hasty, fine):
     """It asks for one after another; what has gone out is dropped in the end, with its connection."""
-    many = request("/v1/completions", {"prompt": ["a"] * 16, "n": 4, "max_tokens": 31, "stream": True})
+    many = request(
+        "/v1/completions", {"model": "writer", "prompt": ["a"] * 16, "n": 4, "max_tokens": 31, "stream": True}
+    )
     asks = many, b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
     held = [socket.socket() for _ in asks]
     for connection, ask in zip(held, asks, strict=True):
@@ -106,14 +109,14 @@ def test_one_that_never_reads_its_answers(hasty, fine):
         HEAD,
         HEAD + b'{"prompts": "a"}',  # whole by itself, and not what was promised
         request("/generate", ASK),
-        request("/v1/completions", {"prompt": "a", "max_tokens": 61, "stream": True}),
+        request("/v1/completions", {"model": "writer", "prompt": "a", "max_tokens": 61, "stream": True}),
         b"\x16\x03\x01nonsense\r\n\r\n",
         HEAD.replace(b"997", b"-7"),
         HEAD.replace(b"997", b"9" * 5_000),
         b"GET /health HTTP/1.1\r\nX: " + b"x" * 70_000,
     ],
 )
-def test_one_that_goes_away(hasty, fine, sent):
+def test_one_that_goes_away(hasty, fine, sent, caplog):
     for reset in (False, True):
         connection = connect(hasty, sent)
         if reset:  # at once, without a word of farewell
@@ -122,6 +125,8 @@ def test_one_that_goes_away(hasty, fine, sent):
     assert fine()
     until(lambda: not hasty.connections)
     assert not [key for key in hasty.hall.metrics.requests if key[1] >= 500]
+    gc.collect()
+    assert "Task" not in caplog.text, "none is left behind"
 
 
 def test_a_body_in_many_pieces_is_put_together(models):
