@@ -2,6 +2,8 @@
 
     python benchmarks/serve.py                       # 64 clients for 60 seconds, on 2 cores
     python benchmarks/serve.py --seconds 20 --clients 16
+    python benchmarks/serve.py --requests 10000      # memory instead: requests of every sort, a line for each thousand
+    python benchmarks/serve.py --requests 10000 --writer runs/shakespeare    # streams among them
 
 One at a time: the same server, asked by one client that waits for each answer before it asks again. Answers are
 compared with the offline ones (`model.translate`), errors are counted, and so are answers by their latency.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -18,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 SENTENCES = [
@@ -45,13 +49,14 @@ def sources(n: int) -> list[str]:
     return made
 
 
+def post(path: str, body: bytes) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: str) -> tuple[int, dict]:
     """One request on a connection that stays open."""
-    body = json.dumps({"texts": [text]}).encode()
-    head = (
-        f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    writer.write(head.encode() + body)
+    writer.write(post("/translate", json.dumps({"texts": [text]}).encode()))
     told = (await reader.readuntil(b"\r\n\r\n")).decode()
     length = int(re.search(r"content-length: (\d+)", told, re.IGNORECASE)[1])  # type: ignore[index]
     return int(told.split()[1]), json.loads(await reader.readexactly(length))
@@ -86,20 +91,75 @@ def memory_of(pid: int) -> float:
     return int(re.search(r"VmRSS:\s+(\d+)", told)[1]) / 1024  # type: ignore[index]
 
 
+def sorts(model: str, writer: str | None, text: str, seed: int) -> list[tuple[str, bytes, bool]]:
+    """Requests of every sort: where, what, and whether the client stays for the answer."""
+    asked: list[tuple[str, dict | bytes, bool]] = [
+        ("/translate", {"texts": text}, True),
+        ("/translate", {"texts": [text, text[: len(text) // 2]], "align": True, "beam": 2, "n_best": 2}, True),
+        ("/translate", {"texts": text, "temperature": 0.9, "seed": seed}, True),
+        ("/translate", {"texts": text}, False),
+        ("/look/tokens", {"text": text}, True),
+        ("/look/attention", {"text": text}, True),
+        ("/look/trace", {"text": text, "beam": 2}, True),
+        ("/translate", {"texts": text, "beam": 0}, True),
+        ("/generate", {"prompts": text}, True),
+        (f"/nowhere/{seed}", {"texts": text}, True),
+        ("/translate", b"{" + text.encode(), True),
+        ("/translate", b"x" * 1_100_000, True),
+    ]
+    if writer is not None:
+        stream = {"prompt": text, "max_tokens": 13, "seed": seed, "stream": True}
+        asked += [("/v1/completions", stream, True), ("/v1/completions", stream, False)]
+    named = []
+    for path, body, stays in asked:
+        name = writer if path.startswith("/v1") else model
+        named.append((path, body if isinstance(body, bytes) else json.dumps({"model": name, **body}).encode(), stays))
+    return named
+
+
+async def mixed(port: int, pid: int, n: int, clients: int, model: str, writer: str | None, texts: list[str]) -> None:
+    """So many requests of every sort, a connection each; a line of memory for each thousand."""
+    numbers, statuses = iter(range(n)), Counter()
+    print(f"{0:6,} requests: {memory_of(pid):5.0f} MiB", flush=True)
+
+    async def client() -> None:
+        for i in numbers:
+            every = sorts(model, writer, texts[i % len(texts)], i)
+            path, body, stays = every[i % len(every)]
+            reader, out = await asyncio.open_connection("127.0.0.1", port)
+            out.write(post(path, body).replace(b"Host: x", b"Host: x\r\nConnection: close", 1))
+            with contextlib.suppress(ConnectionError):  # of what is too large, not all is read
+                told = await reader.read() if stays else b"HTTP/1.1 gone"
+                statuses[told.split(maxsplit=2)[1].decode() if told else "closed"] += 1
+            out.close()
+            if (i + 1) % 1_000 == 0:
+                print(f"{i + 1:6,} requests: {memory_of(pid):5.0f} MiB", flush=True)
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    print("answers:", ", ".join(f"{n:,} x {status}" for status, n in sorted(statuses.items())))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="en-de")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--requests", type=int, help="measure memory over so many requests of every sort")
+    parser.add_argument("--writer", help="with --requests: a language model whose streams are asked for, too")
     options = parser.parse_args()
 
     texts = sources(127)
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     command = [sys.executable, "-m", "regard", "serve", options.model, "--port", "0", "--device", "cpu"]
+    command += [options.writer] if options.writer else []
     server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         port = int(server.stdout.readline().rsplit(":", 1)[1])  # type: ignore[union-attr]
+        if options.requests is not None:
+            names = [path and Path(path).name for path in (options.model, options.writer)]
+            asyncio.run(mixed(port, server.pid, options.requests, options.clients, *names, texts))  # type: ignore[arg-type]
+            return
         asyncio.run(load(port, 4, 2, texts))  # warm
         rates, all_answers = [], []
         for clients in (1, options.clients):

@@ -1,5 +1,6 @@
 """What a translator looked at is the model's own, and the picture of it is safe to put on a page."""
 
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -59,7 +60,7 @@ def test_a_layer_without_a_head_is_the_mean_of_its_heads():
 
 def test_the_target_left_out_is_the_models_own_translation():
     model = translator()
-    said = model.translate([SOURCE], beam=1, whole=True)[0].text
+    said = model.translate([SOURCE], whole=True)[0].text
     assert align(model, SOURCE).target == align(model, SOURCE, said).target
 
 
@@ -134,7 +135,7 @@ def test_the_picture_as_a_file(tmp_path):
     seen = drawn(5, 7, None)
     svg = ET.parse(seen.save(tmp_path / "a.svg")).getroot()
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
-    with pytest.raises(InputError, match=r"a\.jpeg: a picture is \.svg, \.png or \.html"):
+    with pytest.raises(InputError, match=r"a\.jpeg: a picture is \.png, \.svg or \.html"):
         seen.save(tmp_path / "a.jpeg")
     pytest.importorskip("matplotlib")
     assert drawn(5, 5, HOSTILE).save(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -152,3 +153,18 @@ def test_in_a_terminal_columns_are_as_wide_as_their_tokens():
     )
     assert str(seen).splitlines() == ["     four 十 -", "vier ████", "四百      ▒▒ ▒"]
     assert seen.to_dict()["weights"][0] == [1.0, 0.0, 0.0]
+
+
+def test_of_many_tokens_only_what_can_be_read_is_shown(tmp_path):
+    pytest.importorskip("matplotlib")
+    seen = drawn(2_003, 61)
+    lines = str(seen).splitlines()
+    assert len(lines) == 2_003
+    assert lines[7].split() == ["word7", f"{float(seen.weights[7].max()):.0%}", f"word{seen.strongest()[7]}"]
+    for ending in ("svg", "html"):
+        names = re.findall(r">word(\d+)<", seen.save(tmp_path / f"a.{ending}").read_text(encoding="utf-8"))
+        assert 10 < len(names) < 70
+    hostile = drawn(73, 73, [HOSTILE[i % 5] for i in range(73)])
+    assert "<script" not in hostile.save(tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert "\x1b" not in str(hostile)
+    assert len(str(hostile).splitlines()) == 73

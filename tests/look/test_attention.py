@@ -240,7 +240,7 @@ def test_text_in_a_language_model():
 def test_a_translator_looks_at_its_own_translation_unless_told(name):
     model = spoken(name, "translate", longest=11)
     seen = model.attention("ab")
-    assert seen.said == model.translate(["ab"], beam=1, whole=True)[0].text
+    assert seen.said == model.translate(["ab"], whole=True)[0].text
     told = model.attention("ab", "c")
     assert told["decoder.0.cross"].rows == ("<0x63>", "</s>"), "what is written"
     assert told["decoder.0.cross"].columns == ("<0x61>", "<0x62>", "</s>")
@@ -272,7 +272,7 @@ def test_captioners_look_at_cells_of_the_image(name):
     cross = seen["decoder.0.cross"]
     assert cross.rows == ("<0x61>", "<0x62>", "</s>")
     assert cross.columns[-1] == f"{seen.side},{seen.side}"
-    assert model.attention(PHOTO).said == model.caption([PHOTO], beam=1)[0].text
+    assert model.attention(PHOTO).said == model.caption([PHOTO])[0].text
 
 
 def test_two_encoders_look_at_an_image_a_text_or_both():

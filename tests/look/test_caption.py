@@ -94,7 +94,11 @@ def test_the_picture_is_written(name, photo, tmp_path):
     picture = np.asarray(Image.open(found.save(tmp_path / "a.png")))
     assert min(picture.shape[:2]) > 200
     assert picture.std() > 10
-    with pytest.raises(InputError, match=r"a\.jpeg: a picture of what was looked at is \.png"):
+    drawn = found.save(tmp_path / "a.html").read_text()
+    assert drawn.count('id="photo-') == 1 + len(found.words)
+    assert "<b>" not in drawn
+    assert "&lt;b&gt;" in drawn
+    with pytest.raises(InputError, match=r"a\.jpeg: a picture is \.png, \.svg or \.html"):
         found.save(tmp_path / "a.jpeg")
 
 

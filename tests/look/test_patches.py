@@ -102,7 +102,8 @@ def test_the_picture_is_redder_where_more_was_read(tmp_path: Path):
     green = drawn[side // 2 :: side, side // 2 :: side, 1]  # one pixel a patch
     assert green.argmin() == seen.weights.argmax()
     assert green.argmax() == seen.weights.argmin()
-    with pytest.raises(InputError, match=r"map\.jpg: this picture is written as \.png$"):
+    assert seen.save(tmp_path / "map.svg").read_text().count('id="photo-0"') == 1
+    with pytest.raises(InputError, match=r"map\.jpg: a picture is \.png, \.svg or \.html"):
         seen.save(tmp_path / "map.jpg")
 
 

@@ -3,19 +3,20 @@
 import contextlib
 import http.client
 import json
+import signal
+import socket
 import threading
 
 import pytest
 import torch
 
 pytest.importorskip("fastapi", reason="serve is not installed")
-import uvicorn
-
 from regard import Model, Transformer, recipe
 from regard.data.tokenizer import Tokenizer
 from regard.decode.search import Search
 from regard.serve.app import create_app
 from regard.serve.limits import Limits
+from regard.serve.run import Server
 from toy import sentences
 
 TOKENS = Tokenizer.train([*sentences(97, seed=1), "."], recipe.Tokenizer(kind="characters"))
@@ -77,10 +78,25 @@ class Client:
         return status, answer["error"]["message"], headers
 
 
+def request(path, body) -> bytes:
+    """A request as it is sent."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+def connect(client, sent=b"") -> socket.socket:
+    """A connection of its own on which something is sent, and nothing read."""
+    connection = socket.create_connection(("127.0.0.1", client.port), timeout=30)
+    connection.sendall(sent)
+    return connection
+
+
 @contextlib.contextmanager
 def serving(models, *, api_key=None, **limits):
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as serve does; a test that called a command has it end a process
     app = create_app(models, limits=Limits(**limits), api_key=api_key)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="on", ws="none"))
+    server = Server(app)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -88,7 +104,7 @@ def serving(models, *, api_key=None, **limits):
         threading.Event().wait(0.01)
     client = Client(server.servers[0].sockets[0].getsockname()[1])
     client.hall = app.state.hall
-    client.app = app
+    client.connections = server.server_state.connections
     try:
         yield client
     finally:

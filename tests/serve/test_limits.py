@@ -1,14 +1,12 @@
 """What is refused, with which code; and that nobody else notices."""
 
 import http.client
-import json
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from serve.conftest import serving, until
+from serve.conftest import connect, request, serving, until
 
 LONG = {"model": "writer", "prompts": "a", "max_new_tokens": 61, "temperature": 0}
 
@@ -89,6 +87,7 @@ def test_one_bad_text_among_others_hurts_only_its_own_request(client, models):
 def test_a_body_that_is_too_large(models):
     with serving({"writer": models["writer"]}, body=101) as client:
         assert client.refused("/generate", {"prompts": "a" * 101})[0] == 413
+        assert client.refused("/generate", {"prompts": "a" * 9_999_999}, Connection="close")[0] == 413
         connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=10)  # without saying how large
         connection.request("POST", "/generate", iter([b"x" * 60, b"x" * 60]), {"Content-Type": "application/json"})
         assert connection.getresponse().status == 413
@@ -103,6 +102,7 @@ def test_a_key(models):
             status, message, headers = client.refused("/generate", body, **told)
             assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
             assert "Authorization: Bearer KEY" in message
+        assert client.refused("/generate", {"prompts": "a" * 9_999_999}, Connection="close")[0] == 401
         assert client.ask("/generate", body, Authorization="Bearer sesame-17")[0] == 200
         assert client.ask("/metrics")[0] == 401
         assert client.ask("/health")[0] == 200
@@ -131,15 +131,6 @@ def test_a_full_queue_a_timeout_and_a_server_that_stops(models, gate):
         assert client.ask("/health")[0] == 503
 
 
-def raw_request(port, path, body):
-    """A connection on which a request was sent, and nothing was read."""
-    data = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", port))
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    connection.sendall(head.encode() + data)
-    return connection
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -150,7 +141,7 @@ def raw_request(port, path, body):
 def test_a_client_that_goes_away_frees_its_row(models, gate, path, body):
     with serving({"writer": models["writer"]}, batch=1) as client, ThreadPoolExecutor(1) as pool:
         engine = client.hall.served["writer"].engine
-        gone = raw_request(client.port, path, body)
+        gone = connect(client, request(path, body))
         assert gate.reached.wait(20)
         other = pool.submit(client.ask, "/generate", {**LONG, "max_new_tokens": 3})
         until(lambda: engine.waiting == 1)  # the only place is taken
@@ -161,34 +152,6 @@ def test_a_client_that_goes_away_frees_its_row(models, gate, path, body):
         gate.open.set()
         assert other.result(20)[0] == 200
         assert engine.n_written < 61  # what nobody waited for was not written to its end
-
-
-def test_slow_and_broken_clients_hurt_nobody(client, models):
-    """Bodies that never come, half a head, nonsense; others are served meanwhile."""
-    held = []
-    for sent in (
-        b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{",
-        b"POST /trans",
-        b"\x16\x03\x01nonsense\r\n\r\n",
-        b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: -7\r\n\r\n{}",
-    ):
-        connection = socket.create_connection(("127.0.0.1", client.port))
-        connection.sendall(sent)
-        held.append(connection)
-    [wanted] = models["writer"].generate("a", max_new_tokens=7, temperature=0)
-    for _ in range(3):
-        got = client.fine("/generate", {"model": "writer", "prompts": "a", "max_new_tokens": 7, "temperature": 0})
-        assert got["answers"][0]["text"] == wanted.text
-    for connection in held:
-        connection.close()
-
-
-def test_a_body_that_does_not_come_in_time(models):
-    with serving({"writer": models["writer"]}, seconds=0.2) as client:
-        connection = socket.create_connection(("127.0.0.1", client.port))
-        connection.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
-        assert connection.recv(99).startswith(b"HTTP/1.1 408 ")
-        connection.close()
 
 
 def test_a_long_text_does_not_make_others_wait_for_all_of_it(models, gate):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from serve.conftest import serving
+from serve.conftest import connect, request, serving
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,13 @@ def test_memory_stays_as_it_is(models):
     """Thousands of tiny requests: what Python holds afterwards is what it held before."""
     with serving({"writer": models["writer"]}) as client, ThreadPoolExecutor(8) as pool:
 
+        def leave(seed):
+            stream = {"model": "writer", "prompt": "a", "max_tokens": 31, "seed": seed, "stream": True}
+            connect(client, request("/v1/completions", stream)).close()
+
         def some(n):
+            for seed in range(101):
+                leave(seed)
             bodies = [{"prompts": "a dog", "max_new_tokens": 1 + i % 3, "seed": i, "stop": ["q"]} for i in range(n)]
             assert {status for status, *_ in pool.map(lambda body: client.ask("/generate", body), bodies)} == {200}
 

@@ -71,7 +71,8 @@ def look(
     if what not in LESSONS:
         show(_model(what, given, target, layer, head, view, out, ablate, device, precision), as_json, width=100)
         return
-    for name, value in (("--target", target), ("--layer", layer), ("--head", head), ("--as", view)):
+    options = ("--target", target), ("--layer", layer), ("--head", head), ("--as", view), ("--ablate", ablate or None)
+    for name, value in options:
         if value is not None:
             raise InputError(f"{name} ({value}): goes with a model and an input, not with {what}")
     found = LESSONS[what](given or [])

@@ -292,9 +292,9 @@ def _said(model: Model, inputs: Inputs) -> str | None:
         return None
     match model.task:
         case "translate":
-            return model.translate([given], whole=True, beam=1)[0].text
+            return model.translate([given], whole=True)[0].text
         case "caption":
-            return model.caption([given], beam=1)[0].text
+            return model.caption([given])[0].text
         case "generate":
             return model.generate([given], max_new_tokens=NEXT, temperature=0.0)[0].text
         case "fill":

@@ -34,6 +34,7 @@ SHADES = " ░▒▓█"
 LIGHT, DARK = "#08519c", "#9ecae1"  # a cell that has all of the attention, on white and on black
 FONT = 12  # pixels of a picture's letters
 LETTER = 0.62 * FONT  # width of one
+MANY = 64  # tokens, of which not every name and cell can be read
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,8 +84,14 @@ class Alignment:
         return as_text(self, width=10_000)
 
     def __rich__(self) -> Text:
-        """A column as wide as its token, filled with a shade."""
+        """A column as wide as its token, filled with a shade; of many, what each looked at most."""
         names = max(map(_width, self.target), default=0)
+        if max(self.weights.shape) > MANY:
+            rows = zip(self.target, self.strongest(), self.weights.amax(1).tolist(), strict=True)
+            told = [
+                (t, f"{' ' * (names - _width(t))}  {share:4.0%}  {printable(self.source[s])}") for t, s, share in rows
+            ]
+            return Text("\n".join(f"{printable(t)}{rest}" for t, rest in told), no_wrap=True)
         lines = [Text(f"{printable(name)}{' ' * (names - _width(name))}") for name in ("", *self.target)]
         for s, name in enumerate(self.source):
             lines[0].append(f" {printable(name)}", "dim")
@@ -143,18 +150,16 @@ class Alignment:
                 )
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture: .svg or .html, or .png where matplotlib is installed."""
+        """Write the picture: .svg or .html; with matplotlib as .png, and of many tokens."""
         path = Path(path)
-        if path.suffix == ".svg":
-            write_text(path, self.svg().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
-        elif path.suffix == ".png":
+        if path.suffix not in (".svg", ".html") or max(self.weights.shape) > MANY:
             name = f"{self.layer}, {'mean of its heads' if self.head is None else f'head {self.head}'}"
             seen = Looks(name=name, rows=self.target, columns=self.source, weights=self.weights.numpy())
-            pictures.save(path, pictures.heatmap, seen)
-        elif path.suffix == ".html":
-            write_text(path, document("What was looked at", self.svg()))
+            return pictures.save(path, pictures.heatmap, seen)
+        if path.suffix == ".svg":
+            write_text(path, self.svg().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
         else:
-            raise InputError(f"{path}: a picture is .svg, .png or .html")
+            write_text(path, document("What was looked at", self.svg()))
         return path
 
 

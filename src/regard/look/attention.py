@@ -226,7 +226,7 @@ class Attention:
         heads = sorted((float(b), layer, h) for layer, of in bits.items() for h, b in enumerate(of))
         t, s = len(self.layers[-1].rows), len(self.layers[-1].columns)
         layers = "one layer" if len(self.layers) == 1 else f"{len(self.layers)} layers"
-        n = f"{len(heads)} heads in {layers}"
+        n = f"{len(heads)} {'head' if len(heads) == 1 else 'heads'} in {layers}"
         table = Table(box=None, pad_edge=False, header_style="dim")
         for name in ("layer", "head", "bits", "looks most at", "share"):
             table.add_column(name, justify="right" if name in ("head", "bits", "share") else "left")

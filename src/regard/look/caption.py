@@ -7,7 +7,6 @@ word did not look.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +21,8 @@ from torch import Tensor
 from regard.config import Grid, InputError, Patches
 from regard.data.images import read_pixels
 from regard.decode.translate import words_of
-from regard.files import drafted
 from regard.look.alignment import chosen, crosses, of_all_heads
-from regard.look.pictures import plain
+from regard.look.pictures import photos, plain, save
 
 if TYPE_CHECKING:
     from regard.model import Model
@@ -59,29 +57,10 @@ class CaptionMap:
         return (self.image * kept + 255 * (1 - kept)).round().astype(np.uint8)
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture as .png, with matplotlib. Under each word is the largest share that a cell has of it."""
-        path = Path(path)
-        if path.suffix != ".png":
-            raise InputError(f"{path}: a picture of what was looked at is .png")
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise InputError(f"{path}: needs matplotlib; pip install 'regard[plots]'") from None
-        names = [
-            "",
-            *(f"{plain(word)}\n{float(of.max()):.0%}" for word, of in zip(self.words, self.weights, strict=True)),
-        ]
+        """Write the picture as .png, .svg or .html. Over each word's is the largest share that a cell has of it."""
+        largest = [f"{plain(word)}\n{float(of.max()):.0%}" for word, of in zip(self.words, self.weights, strict=True)]
         shown = [self.image, *(self.seen(i) for i in range(len(self.words)))]
-        rows = math.ceil(len(shown) / COLUMNS)
-        figure = Figure(figsize=(1.8 * min(COLUMNS, len(shown)), 2.2 * rows), layout="constrained")
-        for i, (name, image) in enumerate(zip(names, shown, strict=True), 1):
-            axes = figure.add_subplot(rows, min(COLUMNS, len(shown)), i)
-            axes.imshow(image)
-            axes.set_title(name, fontsize=9)
-            axes.set_axis_off()
-        with drafted(path) as draft:
-            figure.savefig(draft, format="png", dpi=120)
-        return path
+        return save(path, photos, shown, ["", *largest], COLUMNS, 1.8)
 
 
 def map_caption(

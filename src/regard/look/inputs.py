@@ -140,9 +140,9 @@ def _said(model: Model, given: Any) -> str:
     if isinstance(given, Tensor):
         raise InputError("target: missing; beside a tensor, give the tensor of the target")
     if model.task == "caption":
-        return model.caption([given], beam=1)[0].text
+        return model.caption([given])[0].text
     model.check_task("translate")
-    return model.translate([given], whole=True, beam=1)[0].text
+    return model.translate([given], whole=True)[0].text
 
 
 def _named(model: Model, ids: Tensor, tokenizer: Tokenizer | None) -> tuple[Tensor, tuple[str, ...]]:

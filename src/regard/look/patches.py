@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from regard.config import Contrastive, Grid, InputError, Patches, Pooled
 from regard.files import drafted
 from regard.look.attention import attention
+from regard.look.pictures import photos, save
 
 if TYPE_CHECKING:
     from regard.model import Model
@@ -52,12 +53,12 @@ class Rollout:
         return ((1 - cover) * self.picture + cover * np.array(HUE)).round().astype(np.uint8)
 
     def save(self, path: str | Path) -> Path:
-        """Write what is drawn, as .png."""
+        """Write what is drawn: as .png it alone, as .svg or .html with matplotlib."""
         from PIL import Image
 
         path = Path(path)
         if path.suffix != ".png":
-            raise InputError(f"{path}: this picture is written as .png")
+            return save(path, photos, [self.drawn()], [""], 1, 5.0)
         with drafted(path) as draft:
             Image.fromarray(self.drawn()).save(draft, format="png")
         return path

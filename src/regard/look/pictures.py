@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from numpy.typing import NDArray
 
 from regard.config import InputError
@@ -41,8 +41,11 @@ FEW, LEAST = 3, 0.001  # lines of each that looks, and the share of the thinnest
 PAGE = """html { background: white; }
 body { place-items: center; min-height: 100vh; max-width: none; }
 svg { max-width: 100%; height: auto; }
-@media (prefers-color-scheme: dark) { html { background: black; } svg { filter: invert(1) hue-rotate(180deg); } }
-"""  # dark is the same, turned inside out with its hues kept
+@media (prefers-color-scheme: dark) {
+  html { background: black; }
+  svg, svg image[id^="photo"] { filter: invert(1) hue-rotate(180deg); }
+}
+"""  # dark is the same, turned inside out with its hues kept; photos are turned back
 CELL, GAP = 48, 4  # pixels of a small head, and between two
 
 
@@ -137,6 +140,19 @@ def head_grid(layers: Sequence[Layer]) -> Figure:
     axes.set_ylim(whole.shape[0] + 0.5, -1.5)
     axes.set_title("heads", fontsize=LETTER + 2)
     axes.spines[:].set_visible(False)
+    return figure
+
+
+def photos(images: Sequence[UInt8[NDArray, "H W 3"]], names: Sequence[str], across: int, inches: float) -> Figure:
+    """Images beside and below each other, each under its name and so wide."""
+    across = min(across, len(images))
+    rows = math.ceil(len(images) / across)
+    figure = _figure(inches * across, (inches + 0.4) * rows)
+    for i, (image, name) in enumerate(zip(images, names, strict=True)):
+        axes = figure.add_subplot(rows, across, i + 1)
+        axes.imshow(image, gid=f"photo-{i}", interpolation="nearest")
+        axes.set_title(name, fontsize=LETTER + 1)
+        axes.set_axis_off()
     return figure
 
 

@@ -7,6 +7,7 @@ put into HTML here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -50,6 +51,7 @@ class Refused(Exception):
 def refusal(status: int, message: str) -> JSONResponse:
     headers = {"Retry-After": RETRY_AFTER} if status in (429, 503) else {}
     headers |= {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    headers |= {"Connection": "close"} if status == 408 else {}
     kind = "server_error" if status >= 500 else "invalid_request_error"
     error = {"message": message, "type": kind, "code": CODES.get(status, "error").replace(" ", "_"), "param": None}
     return JSONResponse({"error": error}, status, headers)
@@ -213,7 +215,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        begun, status = time.perf_counter(), 500
+        begun, status, more = time.perf_counter(), 500, True
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -221,14 +223,31 @@ class Gate:
                 status = message["status"]
             await send(message)
 
+        async def heard() -> Message:
+            nonlocal more
+            message = await receive()
+            more = message.get("more_body", False)
+            return message
+
+        async def lingering(message: Message) -> None:
+            """Answer, and hear the rest: a connection that is closed while something comes takes its answer back."""
+            if message["type"] == "http.response.body" and more:
+                await noted({**message, "more_body": True})
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.hall.limits.seconds):
+                        while more:
+                            await heard()
+                message = {"type": "http.response.body"}
+            await noted(message)
+
         try:
             try:
                 self._check_key(scope)
-                receive = await self._body(scope, receive)
+                whole = await self._body(scope, heard)
             except Refused as no:
-                await refusal(no.status, str(no))(scope, receive, noted)
+                await refusal(no.status, str(no))(scope, heard, noted if no.status == 408 else lingering)
             else:
-                await self.app(scope, receive, noted)
+                await self.app(scope, whole, noted)
         finally:
             route = scope.get("route")
             self.hall.metrics.count(getattr(route, "path", "other"), status, time.perf_counter() - begun)
@@ -243,7 +262,7 @@ class Gate:
 
     async def _body(self, scope: Scope, receive: Receive) -> Receive:
         """The whole body, no longer and no slower than it may be; then what else the client says."""
-        most, body, more = self.hall.limits.body, b"", True
+        most, body, more = self.hall.limits.body, bytearray(), True
         told = dict(scope["headers"]).get(b"content-length", b"0")
         if told.isdigit() and int(told) > most:
             raise Refused(413, f"the body has {int(told):,} bytes, more than {most:,}; send less at once")
@@ -252,8 +271,9 @@ class Gate:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        break
-                    body, more = body + message.get("body", b""), message.get("more_body", False)
+                        raise Refused(499, "the client has gone")
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
                     if len(body) > most:
                         raise Refused(413, f"the body has more than {most:,} bytes; send less at once")
         except TimeoutError:
@@ -265,7 +285,7 @@ class Gate:
             if given:
                 return await receive()
             given = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
 
         return replay
 

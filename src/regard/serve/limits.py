@@ -28,10 +28,12 @@ class Limits(Node):
     """Rows that a model works on at once; others wait."""
     queue: int = 256
     """Requests that wait for a model: 429."""
+    connections: int = 512
+    """On which a client is waited for; of more, that of the slowest is closed."""
     seconds: float = 60.0
-    """From a request to its answer: 504."""
+    """For a request to arrive: 408; from there to its answer: 504; and for a client to read that."""
 
     def problems(self) -> Iterator[str]:
-        yield from at_least(self, 1, "body", "characters", "tokens", "ways", "batch", "queue")
+        yield from at_least(self, 1, "body", "characters", "tokens", "ways", "batch", "queue", "connections")
         if self.seconds <= 0:
             yield f"seconds ({self.seconds}) must be above 0"

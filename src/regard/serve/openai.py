@@ -130,6 +130,7 @@ async def _stream(
     """A piece of text an event, as it is written."""
     sent = [[0] * form.n for _ in job.given]
     deadline, gone = time.monotonic() + hall.limits.seconds, asyncio.create_task(left(request))
+    wanted: asyncio.Future[Piece] | None = None
     try:
         for i in range(len(job.given) * form.n if form.chat else 0):
             yield form.event(i, "", first=True)
@@ -165,6 +166,8 @@ async def _stream(
     finally:
         job.cancel()
         gone.cancel()
+        if wanted is not None:
+            wanted.cancel()
 
 
 class _Form:
