@@ -37,16 +37,14 @@ def measure(candidate: str, folder: Path) -> None:
     """Load it once, here, and print what it took."""
     library, precision, *rest = candidate.replace(",", "").split()
     ids = torch.tensor([[7, 11, 13]])
-    if library == "regard":
-        import regard
+    import transformers
 
-        regard.load  # noqa: B018 (with all it imports)
-        from regard.nn import packed  # noqa: F401
-    else:
-        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, logging
+    import regard  # all of both, for everybody
+    import regard.model
 
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    kinds = {"gpt2": transformers.AutoModelForCausalLM, "base": transformers.AutoModelForSeq2SeqLM}
     _ = torch.randn(64, 64) @ torch.randn(64, 64)
     own, mapped, most, over = memory("RssAnon"), memory("RssFile"), [0.0], threading.Event()
 
@@ -62,8 +60,7 @@ def measure(candidate: str, folder: Path) -> None:
         loaded = time.perf_counter() - start
         model.logits(*(ids for _ in range(1 if model.config.shape == "decoder" else 2)))
     else:
-        kind = AutoModelForCausalLM if folder.name == "gpt2" else AutoModelForSeq2SeqLM
-        model = kind.from_pretrained(folder / "hf", dtype=torch.float32).eval()
+        model = kinds[folder.name].from_pretrained(folder / "hf", dtype=torch.float32).eval()
         loaded = time.perf_counter() - start
         with torch.no_grad():
             model(ids) if folder.name == "gpt2" else model(ids, decoder_input_ids=ids)

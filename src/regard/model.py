@@ -23,7 +23,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.decode.recorded import Recorder
 from regard.memory import hand_back_freed_memory
 from regard.nn import Transformer, skeleton
-from regard.nn.packed import multiplies_int8, pack
+from regard.nn.packed import Int8, multiplies_int8, pack
 from regard.schema import suggest
 from regard.weights import read_weights
 
@@ -124,6 +124,12 @@ class Model:
     @property
     def device(self) -> torch.device:
         return next(self.net.parameters()).device
+
+    @property
+    def precision(self) -> str:
+        """What its products are computed in."""
+        whole = any(isinstance(layer, Int8) for layer in self.net.modules())
+        return "int8" if whole else str(next(self.net.parameters()).dtype).removeprefix("torch.")
 
     @property
     def n_parameters(self) -> int:

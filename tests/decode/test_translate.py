@@ -192,6 +192,7 @@ def test_precisions(work, precision):
 @pytest.mark.skipif(not multiplies_int8(), reason="this machine or this torch has no such product")
 def test_int8_translates_alike_in_any_batch(work):
     model = regard.load(work / "run-translate", precision="int8")
+    assert of_model(model)["precision"] == "int8"
     texts = ["the red dog", "a cat", "the old house of the green dog and a cat", "a"]
     together = model.translate(texts)
     for text, found in zip(texts, together, strict=True):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from regard.config import ModelConfig, Stack, Tokens, Vocabulary
 from regard.nn import Transformer
+from regard.nn import packed as packed_layers
 from regard.nn.attention import WIDE, attend, attend_few, sum_rows
 from regard.nn.masks import Lowered
 from regard.nn.packed import APPLIED, Int8, Packed, multiplies_int8, pack, packs
@@ -62,9 +63,11 @@ whole_numbers = pytest.mark.skipif(not multiplies_int8(), reason="this machine o
 
 
 @whole_numbers
+@pytest.mark.parametrize("broad", [False, True])
 @pytest.mark.parametrize("bias", [True, False])
-def test_int8_is_the_product_of_whole_numbers(bias):
+def test_int8_is_the_product_of_whole_numbers(bias, broad, monkeypatch):
     """Written out: each row that comes in by its largest number, the weight's rows by theirs; sums are exact."""
+    monkeypatch.setattr(packed_layers, "BROAD", 1 if broad else 10**9)
     torch.manual_seed(3)
     plain = torch.nn.Linear(67, 13, bias=bias).requires_grad_(False)
     layer = Int8(plain.weight, plain.bias)
@@ -72,7 +75,7 @@ def test_int8_is_the_product_of_whole_numbers(bias):
     for shape in [(1,), (1, 1), (2, 3), (11,), (0,)]:
         x = torch.randn(*shape, 67) * torch.rand(*shape, 1) * 9
         largest = x.abs().amax(-1, keepdim=True)
-        rounded = (x / largest * layer.most).round()
+        rounded = (x * (layer.most / largest)).round()
         wanted = (rounded.double() @ numbers.double().T) * scale * (largest / layer.most)
         wanted = wanted if plain.bias is None else wanted + plain.bias
         found = layer(x)
@@ -85,7 +88,9 @@ def test_int8_is_the_product_of_whole_numbers(bias):
 
 
 @whole_numbers
-def test_int8_rows_do_not_see_each_other():
+@pytest.mark.parametrize("broad", [False, True])
+def test_int8_rows_do_not_see_each_other(broad, monkeypatch):
+    monkeypatch.setattr(packed_layers, "BROAD", 1 if broad else 10**9)
     layer = Int8(torch.randn(53, 37), torch.randn(53))
     x = torch.randn(41, 37) * torch.logspace(-3, 3, 41)[:, None]
     together = layer(x)
@@ -157,6 +162,6 @@ def test_sum_rows_wherever_they_lie():
         "one for all": held[:1, 0].expand(13, -1, -1),
     }
     for name, rows in views.items():
-        weights = torch.rand(rows.shape[:2])
-        wanted = (weights[:, :, None] * rows).sum(1)
+        weights = torch.rand(len(rows), 3, rows.shape[1])
+        wanted = torch.einsum("nts,nse->nte", weights, rows)
         torch.testing.assert_close(sum_rows(weights, rows), wanted, msg=lambda m, name=name: f"{name}: {m}")

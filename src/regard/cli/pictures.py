@@ -24,7 +24,8 @@ def caption(
     max_length: Annotated[int | None, typer.Option(help="Tokens of the longest.  [default: as trained]")] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Print what each was ranked by, before it.")] = False,
     map: Annotated[
-        str | None, typer.Option(help="A .png to draw: where in the image each word of its caption looked.")
+        str | None,
+        typer.Option(help="A picture to draw (.png, .svg, .html): where in the image each word of its caption looked."),
     ] = None,
     device: Device = None,
     precision: Precision = None,

@@ -63,7 +63,9 @@ def classify(
     labels: Annotated[str | None, typer.Option(help="For --shots: the labels.  [default: the examples']")] = None,
     template: Annotated[str | None, typer.Option(help="For --shots: a text and its label, {text} and {label}.")] = None,
     seed: Annotated[int | None, typer.Option(help="For --shots: picks the examples.")] = None,
-    drawn: Annotated[str | None, typer.Option("--map", help="Of one image, draw what was looked at: out.png.")] = None,
+    drawn: Annotated[
+        str | None, typer.Option("--map", help="Of one image, draw what was looked at: out.png, .svg or .html.")
+    ] = None,
     device: Device = None,
     precision: Precision = None,
     as_json: AsJson = False,

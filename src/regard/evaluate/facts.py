@@ -77,8 +77,7 @@ def text_hash(lines: Sequence[str]) -> str:
 
 def of_model(model: Model) -> dict[str, Any]:
     """Where a model is (by its name, if it comes with regard), its size and precision, and its weights' hash."""
-    precision = str(next(model.net.parameters()).dtype).removeprefix("torch.")
-    told = {"path": "a model", "parameters": model.n_parameters, "precision": precision}
+    told = {"path": "a model", "parameters": model.n_parameters, "precision": model.precision}
     if model.path is None:
         return told
     weights = model.path / "model.safetensors"

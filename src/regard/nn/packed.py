@@ -31,6 +31,7 @@ from regard.weights import quantised
 ROWS = 256  # that the packing is chosen for; any number can be multiplied
 FEW = 6  # rows, which take less time than one: the kernel for one or two does not read memory as fast as it could
 PARTS = 4  # of a plain weight; more where there are more threads
+BROAD = 4_096  # rows of a weight in whole numbers, from which oneDNN is the faster with all that is around it
 MOST_KEPT = 2**30  # bytes of plain weights that stay beside the packed ones
 
 # What oneDNN calls the activations that it applies itself, and their kinds.
@@ -87,23 +88,36 @@ class Int8(nn.Module):
 
     def __init__(self, weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None):
         super().__init__()
-        numbers, scale = quantised(weight)
-        zeros = torch.zeros(len(scale), dtype=torch.long)
-        with warnings.catch_warnings(), _engine("fbgemm"):
-            warnings.filterwarnings("ignore", message=".*quantized tensor creation")
-            rows = torch._make_per_channel_quantized_tensor(numbers, scale.double(), zeros, 0)  # type: ignore
-            self.weight = torch.ops.quantized.linear_prepack(rows, None)
+        numbers, self.scales = quantised(weight)
+        self.zeros = torch.zeros(len(numbers), dtype=torch.long)
+        self.broad = len(numbers) >= BROAD and hasattr(torch.ops.onednn, "qlinear_prepack")
+        self.weight = self._broad(numbers) if self.broad else self._narrow(numbers)
         self.bias = None if bias is None else bias.detach().float()
         # Without the instruction for it, sums of two products are kept in 16 bits, where 8 times 8 bits may not fit.
         self.most = 127 if torch.cpu._is_vnni_supported() else 63
 
+    def _broad(self, numbers: Tensor) -> Tensor:
+        return torch.ops.onednn.qlinear_prepack(numbers, [ROWS, numbers.shape[1]])
+
+    def _narrow(self, numbers: Tensor):
+        with warnings.catch_warnings(), _engine("fbgemm"):
+            warnings.filterwarnings("ignore", message=".*quantized tensor creation")
+            # Not by torch.ops: its warning would go to the screen.
+            rows = torch._make_per_channel_quantized_tensor(numbers, self.scales.double(), self.zeros, 0)  # type: ignore
+            return torch.ops.quantized.linear_prepack(rows, None)
+
     def forward(self, x: Float[Tensor, "... K"]) -> Float[Tensor, "... N"]:
         # Not x.abs().amax(-1), which writes all of x, nor a norm, which takes ten times as long.
         largest = torch.maximum(x.amax(-1, keepdim=True), x.amin(-1, keepdim=True).neg_()).clamp_min_(1e-12)
-        out = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            x / largest, 1 / self.most, self.most + 1, self.weight
-        )
-        out.mul_(largest)  # addcmul would take several times as long as the two
+        scaled, zero = x * (self.most / largest), self.most + 1
+        if self.broad:  # oneDNN takes a sixth less for the product itself, but does not round
+            whole = scaled.add_(zero + 0.5).to(torch.uint8)
+            weight = self.weight, self.scales, self.zeros
+            plain = None, 1.0, 0, torch.float32, "none", [], ""
+            out = torch.ops.onednn.qlinear_pointwise(whole, 1.0, zero, *weight, *plain)
+        else:
+            out = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(scaled, 1.0, zero, self.weight)
+        out.mul_(largest / self.most)  # addcmul would take several times as long as the two
         return out if self.bias is None else out.add_(self.bias)
 
 
@@ -160,6 +174,8 @@ def pack(model: Transformer, *, int8: bool = False) -> None:
                 continue
             if int8:
                 setattr(module, name, Int8(layer.weight, layer.bias))
+                if isinstance(module, MLP) and module.activation is F.relu:
+                    module.activation = torch.relu_  # what it is given is nobody else's
             elif packs(layer.weight):
                 then = ("none", "")
                 if isinstance(module, MLP) and name == "up" and not module.gated and module.activation in APPLIED:

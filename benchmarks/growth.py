@@ -1,0 +1,170 @@
+"""How the cost grows with the work: a picture of what a token takes to write as the text, the beam and the batch grow,
+and of what one takes to train as the sequence does.
+
+    python benchmarks/growth.py                       # 2 CPU cores, or the GPU there is: docs/growth.png
+    python benchmarks/growth.py --out growth-gpu.png
+
+GPT-2's shape at half its size for writing and training, Transformer base for beams; random weights. Every panel has the
+exponent over its last half: a cost that is the same for every token has 0, one that grows with the length has 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from measure import median_time
+from regard import presets
+from regard.decode.recorded import Recorder
+from regard.decode.search import Decoding, search
+from regard.look.pictures import save
+from regard.memory import keep_freed_memory
+from regard.nn import Transformer
+from regard.nn.packed import pack
+
+SIZES = {  # of what grows: on a CPU, on a GPU
+    "tokens written": ([32, 64, 128, 256, 512, 1024], [64, 128, 256, 512, 1024, 2048]),
+    "beam": ([1, 2, 4, 8, 16, 32], [1, 2, 4, 8, 16, 32]),
+    "rows at once": ([1, 2, 4, 8, 16, 32, 64], [1, 4, 16, 64, 256, 512]),
+    "tokens of a sequence": ([64, 128, 256, 512, 1024, 2048], [512, 1024, 2048, 4096, 8192, 16384]),
+}
+PER = {
+    "tokens written": "ms for a token at this place",
+    "beam": "ms for a token of a way",
+    "rows at once": "ms for a token of a row",
+    "tokens of a sequence": "µs of training for a token",
+}
+
+
+def writer(device: str, most: int) -> Transformer:
+    """Half of GPT-2: 6 layers, d 512."""
+    config = presets.gpt2()
+    assert config.decoder
+    sizes = {"n_layers": 6, "d_model": 512, "n_heads": 8, "d_ff": 2048, "max_len": most}
+    return Transformer(config.replace(decoder=config.decoder.replace(**sizes))).eval().to(device)
+
+
+def written(device: str, sizes: Sequence[int]) -> list[float]:
+    """What one token takes at each place of a text: the differences of what whole texts take."""
+    net = ready(writer(device, 2 * max(sizes)))
+    times = [0.0, *(seconds(lambda n=n: go_on(net, 4, n), device) for n in sizes)]
+    return [1000 * (b - a) / (n - m) for a, b, m, n in zip(times, times[1:], [0, *sizes], sizes, strict=False)]
+
+
+def beams(device: str, sizes: Sequence[int]) -> list[float]:
+    """What a token of each way takes, with more and more ways in which 8 sentences go on."""
+    torch.manual_seed(0)
+    net = ready(Transformer(presets.vaswani_base(vocab_size=16_000)).eval().to(device))
+    source, recorder = torch.randint(5, 16_000, (8, 24), device=device), Recorder()
+
+    def call(beam: int) -> object:
+        with torch.inference_mode():
+            memory = net.encode(source, torch.full((8,), 24, device=device))
+        start = torch.full((8, 1), 1, device=device)
+        how = Decoding(beam=beam, min_length=25)
+        return search(net, start, memory=memory, end=2, limits=24, how=how, recorder=recorder)
+
+    return [1000 * seconds(lambda n=n: call(n), device) / (8 * 24 * n) for n in sizes]
+
+
+def rows(device: str, sizes: Sequence[int]) -> list[float]:
+    """What a token of each row takes, with more and more rows."""
+    net = ready(writer(device, 128))
+    return [1000 * seconds(lambda n=n: go_on(net, n, 64), device) / (64 * n) for n in sizes]
+
+
+def sequences(device: str, sizes: Sequence[int]) -> list[float]:
+    """What training takes for a token, with as many tokens in a step, in fewer and longer sequences."""
+    torch.manual_seed(0)
+    net = writer(device, max(sizes)).train()
+    out = []
+    for n in sizes:
+        ids = torch.randint(0, 1_000, (max(sizes) // n, n + 1), device=device)
+
+        def step(ids: torch.Tensor = ids) -> None:
+            net.zero_grad()
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                logits = net(ids[:, :-1])
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten()).backward()
+
+        out.append(1e6 * seconds(step, device) / max(sizes))
+    return out
+
+
+def ready(net: Transformer) -> Transformer:
+    """For decoding, as `regard.load` has it."""
+    net.requires_grad_(False)
+    if next(net.parameters()).device.type == "cuda":
+        return net.bfloat16()
+    pack(net)
+    return net
+
+
+def go_on(net: Transformer, n: int, tokens: int, recorder: Recorder = Recorder()) -> object:
+    prompts = torch.full((n, 1), 7, device=next(net.parameters()).device)
+    return search(net, prompts, end=2, limits=tokens, how=Decoding(beam=1, min_length=tokens + 1), recorder=recorder)
+
+
+def seconds(call: Callable[[], object], device: str) -> float:
+    begin = time.perf_counter()
+    call()  # also warms up
+    repeats = max(1, min(9, int(2 / (time.perf_counter() - begin))))
+    return median_time(call, warmup=0, repeats=repeats, device=torch.device(device))[0]
+
+
+def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
+    """Of the last half: what the cost is multiplied with when the size is doubled, as a power of two."""
+    half = len(sizes) // 2
+    return math.log(costs[-1] / costs[half]) / math.log(sizes[-1] / sizes[half])
+
+
+def drawn(found: dict[str, tuple[Sequence[int], list[float]]], where: str):
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(found), figsize=(3.4 * len(found), 3.1), layout="constrained")
+    for place, (what, (sizes, costs)) in zip(axes, found.items(), strict=True):
+        place.plot(sizes, costs, "o-", color="#0072b2")
+        place.set_xscale("log", base=2)
+        place.set_xticks(sizes, [f"{n:,}" for n in sizes], fontsize=8)
+        place.minorticks_off()
+        place.set_ylim(0, 1.15 * max(costs))
+        place.set_xlabel(what)
+        place.set_title(f"{PER[what]}\nexponent {exponent(sizes, costs):.2f}", fontsize=10)
+        place.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(where, fontsize=10)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--threads", type=int, default=2, help="on a CPU")
+    parser.add_argument("--out", default="docs/growth.png", help="the picture")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    on_gpu = args.device == "cuda"
+    if not on_gpu:
+        keep_freed_memory()
+    where = torch.cuda.get_device_name() if on_gpu else f"{args.threads} CPU threads"
+    where = f"{where}, torch {torch.__version__}, {'bfloat16' if on_gpu else 'float32'}"
+    found = {}
+    for what, measured in zip(SIZES, (written, beams, rows, sequences), strict=True):
+        sizes = SIZES[what][on_gpu]
+        found[what] = (sizes, measured(args.device, sizes))
+        table = Table(title=f"{what}: {PER[what]}", title_justify="left")
+        for size in sizes:
+            table.add_column(f"{size:,}", justify="right")
+        table.add_row(*(f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}" for cost in found[what][1]))
+        Console(width=110).print(table)
+        print(f"exponent: {exponent(*found[what]):.2f}\n", flush=True)
+    save(args.out, drawn, found, where)
+
+
+if __name__ == "__main__":
+    main()
