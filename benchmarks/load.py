@@ -10,6 +10,7 @@ the library takes, after one answer.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import re
 import subprocess
@@ -17,13 +18,53 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-CANDIDATES = ("regard float32, unpacked", "regard float32", "regard bfloat16", "regard int8", "transformers float32")
+IDS = torch.tensor([[7, 11, 13]])
+
+# -- candidates: a folder in, with all that is to be imported; a call that loads, and gives one that answers ------
+
+
+def ours(folder: Path, precision: str, packed: bool = True) -> Callable[[], Callable[[], object]]:
+    from regard.model import load
+
+    def call() -> Callable[[], object]:
+        model = load(folder / "regard", device="cpu", precision=precision, packed=packed)  # type: ignore[arg-type]
+        return lambda: model.logits(*(IDS for _ in range(1 if model.config.shape == "decoder" else 2)))
+
+    return call
+
+
+def transformers(folder: Path) -> Callable[[], Callable[[], object]]:
+    from transformers import GPT2LMHeadModel, MarianMTModel, logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    kind, given = (GPT2LMHeadModel, {}) if folder.name == "gpt2" else (MarianMTModel, {"decoder_input_ids": IDS})
+
+    def call() -> Callable[[], object]:
+        model = kind.from_pretrained(folder / "hf", dtype=torch.float32).eval()
+        return lambda: model(IDS, **given)
+
+    return call
+
+
+CANDIDATES = {
+    "regard float32, unpacked": partial(ours, precision="float32", packed=False),
+    "regard float32": partial(ours, precision="float32"),
+    "regard bfloat16": partial(ours, precision="bfloat16"),
+    "regard int8": partial(ours, precision="int8"),
+    "transformers float32": transformers,
+}
+
+
+# -- measuring ------------------------------------------------------------------------------------------------------
 
 
 def memory(of: str) -> float:
@@ -35,16 +76,7 @@ def memory(of: str) -> float:
 
 def measure(candidate: str, folder: Path) -> None:
     """Load it once, here, and print what it took."""
-    library, precision, *rest = candidate.replace(",", "").split()
-    ids = torch.tensor([[7, 11, 13]])
-    import transformers
-
-    import regard  # all of both, for everybody
-    import regard.model
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    kinds = {"gpt2": transformers.AutoModelForCausalLM, "base": transformers.AutoModelForSeq2SeqLM}
+    call = CANDIDATES[candidate](folder)
     _ = torch.randn(64, 64) @ torch.randn(64, 64)
     own, mapped, most, over = memory("RssAnon"), memory("RssFile"), [0.0], threading.Event()
 
@@ -55,43 +87,28 @@ def measure(candidate: str, folder: Path) -> None:
     watcher = threading.Thread(target=watch)
     watcher.start()
     start = time.perf_counter()
-    if library == "regard":
-        model = regard.load(folder / "regard", device="cpu", precision=precision, packed=not rest)  # type: ignore
-        loaded = time.perf_counter() - start
-        model.logits(*(ids for _ in range(1 if model.config.shape == "decoder" else 2)))
-    else:
-        model = kinds[folder.name].from_pretrained(folder / "hf", dtype=torch.float32).eval()
-        loaded = time.perf_counter() - start
-        with torch.no_grad():
-            model(ids) if folder.name == "gpt2" else model(ids, decoder_input_ids=ids)
+    answer = call()
+    seconds = time.perf_counter() - start
+    with torch.no_grad():
+        answer()
     over.set()
     watcher.join()
     took = {"own": memory("RssAnon") - own, "most": most[0] - own, "mapped": memory("RssFile") - mapped}
-    print(json.dumps({"seconds": loaded, **took}))
+    print(json.dumps({"seconds": seconds, **took}))
 
 
 def lay_out(folder: Path) -> None:
-    """Models at random weights, for both."""
+    """Models at random weights, for everybody."""
+    import translate
     from regard import presets
-    from regard.interop import to_hf
+    from regard.model import Model
     from regard.nn import Transformer
-    from regard.weights import write_weights
-    from translate import lay_out as lay_out_base
-    from translate import random_model
 
-    (folder / "base").mkdir()
-    base = random_model(small=False)
-    lay_out_base(base, folder / "base")
-    (folder / "gpt2" / "regard").mkdir(parents=True)
-    (folder / "gpt2" / "hf").mkdir()
-    net = Transformer(presets.gpt2())
-    facts = {"task": "generate", "model": net.config.to_dict(), "recipe": {"data": {}}}
-    (folder / "gpt2" / "regard" / "config.json").write_text(json.dumps(facts))
-    base.tokenizer.save(folder / "gpt2" / "regard" / "tokenizer.json")
-    write_weights(folder / "gpt2" / "regard" / "model.safetensors", net.state_dict())
-    config, state = to_hf(net)
-    (folder / "gpt2" / "hf" / "config.json").write_text(json.dumps(config))
-    write_weights(folder / "gpt2" / "hf" / "model.safetensors", {n: w.contiguous() for n, w in state.items()})
+    base = translate.random_model(small=False)
+    gpt2 = Model(Transformer(presets.gpt2()), "generate", base.tokenizer)
+    for name, model in (("base", base), ("gpt2", gpt2)):
+        (folder / name).mkdir()
+        translate.lay_out(model, folder / name)
 
 
 def main() -> None:
@@ -110,6 +127,8 @@ def main() -> None:
             for column in ("", "seconds", "own", "most", "mapped"):
                 table.add_column(column, justify="left" if not column else "right")
             for candidate in CANDIDATES:
+                if candidate.startswith("transformers") and not importlib.util.find_spec("transformers"):
+                    continue
                 command = [sys.executable, __file__, "--one", candidate, str(folder / name)]
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
                 found = json.loads(done.stdout.splitlines()[-1])

@@ -220,7 +220,7 @@ def lay_out(model: Model, folder: Path) -> None:
     """The same model for everybody: regard's own directory, and what it exports for those that are there."""
     if model.path is None:
         (folder / "regard").mkdir()
-        facts = {"task": "translate", "model": model.config.to_dict(), "recipe": {"data": {}}}
+        facts = {"task": model.task, "model": model.config.to_dict(), "recipe": {"data": {}}}
         (folder / "regard" / "config.json").write_text(json.dumps(facts))
         write_weights(folder / "regard" / "model.safetensors", model.net.state_dict())
         model.tokenizer.save(folder / "regard" / "tokenizer.json")
