@@ -52,8 +52,8 @@ def writer(device: str, most: int) -> Transformer:
 
 def written(device: str, sizes: Sequence[int]) -> list[float]:
     """What one token takes at each place of a text: the differences of what whole texts take."""
-    net = ready(writer(device, 2 * max(sizes)))
-    times = [0.0, *(seconds(lambda n=n: go_on(net, 4, n), device) for n in sizes)]
+    go_on = going_on(ready(writer(device, 2 * max(sizes))))
+    times = [0.0, *(seconds(lambda n=n: go_on(4, n), device) for n in sizes)]
     return [1000 * (b - a) / (n - m) for a, b, m, n in zip(times, times[1:], [0, *sizes], sizes, strict=False)]
 
 
@@ -75,8 +75,8 @@ def beams(device: str, sizes: Sequence[int]) -> list[float]:
 
 def rows(device: str, sizes: Sequence[int]) -> list[float]:
     """What a token of each row takes, with more and more rows."""
-    net = ready(writer(device, 128))
-    return [1000 * seconds(lambda n=n: go_on(net, n, 64), device) / (64 * n) for n in sizes]
+    go_on = going_on(ready(writer(device, 128)))
+    return [1000 * seconds(lambda n=n: go_on(n, 64), device) / (64 * n) for n in sizes]
 
 
 def sequences(device: str, sizes: Sequence[int]) -> list[float]:
@@ -106,9 +106,15 @@ def ready(net: Transformer) -> Transformer:
     return net
 
 
-def go_on(net: Transformer, n: int, tokens: int, recorder: Recorder = Recorder()) -> object:
-    prompts = torch.full((n, 1), 7, device=next(net.parameters()).device)
-    return search(net, prompts, end=2, limits=tokens, how=Decoding(beam=1, min_length=tokens + 1), recorder=recorder)
+def going_on(net: Transformer) -> Callable[[int, int], object]:
+    """A call that writes so many rows of so many tokens."""
+    device, recorder = next(net.parameters()).device, Recorder()
+
+    def go_on(n: int, tokens: int) -> object:
+        how = Decoding(beam=1, min_length=tokens + 1)
+        return search(net, torch.full((n, 1), 7, device=device), end=2, limits=tokens, how=how, recorder=recorder)
+
+    return go_on
 
 
 def seconds(call: Callable[[], object], device: str) -> float:
@@ -125,10 +131,10 @@ def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
 
 
 def drawn(found: dict[str, tuple[Sequence[int], list[float]]], where: str):
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
-    figure, axes = plt.subplots(1, len(found), figsize=(3.4 * len(found), 3.1), layout="constrained")
-    for place, (what, (sizes, costs)) in zip(axes, found.items(), strict=True):
+    figure = Figure(figsize=(3.4 * len(found), 3.1), layout="constrained")
+    for place, (what, (sizes, costs)) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
         place.plot(sizes, costs, "o-", color="#0072b2")
         place.set_xscale("log", base=2)
         place.set_xticks(sizes, [f"{n:,}" for n in sizes], fontsize=8)

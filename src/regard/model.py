@@ -315,7 +315,7 @@ def load(
         raise InputError(f"precision (int8): goes with a CPU, not with {place.type}; leave it out")
     if int8 and not multiplies_int8():
         raise InputError("precision (int8): this torch has no such product for this machine; leave it out")
-    dtype = getattr(torch, precision if precision and not int8 else "bfloat16" if place.type == "cuda" else "float32")
+    dtype = getattr(torch, "float32" if int8 else precision or ("bfloat16" if place.type == "cuda" else "float32"))
     net = parts.net.to(place, dtype).requires_grad_(False)
     if packed:
         pack(net, int8=int8)

@@ -62,23 +62,25 @@ def look(
         raise InputError(f"--as ({view}): is drawn; name a file: -o {view}.png")
     if beam is not None and view not in SEARCHES:
         raise InputError(f"--beam ({beam}): goes with --as tree or --as steps")
+    options = {"--target": target, "--layer": layer, "--head": head, "--as": view, "--ablate": ablate or None}
     if what not in LESSONS and view in SEARCHES:
-        for name, value in (("--target", target), ("--layer", layer), ("--head", head), ("--ablate", ablate or None)):
-            if value is not None:
-                raise InputError(f"{name} ({value}): goes with attention, not with --as {view}")
+        _refuse({**options, "--as": None}, f"goes with attention, not with --as {view}")
         _search(what, given, view, beam, out, device, precision, as_json)
         return
     if what not in LESSONS:
         show(_model(what, given, target, layer, head, view, out, ablate, device, precision), as_json, width=100)
         return
-    options = ("--target", target), ("--layer", layer), ("--head", head), ("--as", view), ("--ablate", ablate or None)
-    for name, value in options:
-        if value is not None:
-            raise InputError(f"{name} ({value}): goes with a model and an input, not with {what}")
+    _refuse(options, f"goes with a model and an input, not with {what}")
     found = LESSONS[what](given or [])
     if out is not None:
         found.save(out)
     show(found, as_json, width=100)
+
+
+def _refuse(options: dict[str, Any], rule: str) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(f"{name} ({value}): {rule}")
 
 
 def _opened(what: str, given: list[str] | None, device: str | None, precision: str | None) -> tuple[Any, Any]:

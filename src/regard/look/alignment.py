@@ -88,11 +88,9 @@ class Alignment:
         names = max(map(_width, self.target), default=0)
         if max(self.weights.shape) > MANY:
             rows = zip(self.target, self.strongest(), self.weights.amax(1).tolist(), strict=True)
-            told = [
-                (t, f"{' ' * (names - _width(t))}  {share:4.0%}  {printable(self.source[s])}") for t, s, share in rows
-            ]
-            return Text("\n".join(f"{printable(t)}{rest}" for t, rest in told), no_wrap=True)
-        lines = [Text(f"{printable(name)}{' ' * (names - _width(name))}") for name in ("", *self.target)]
+            told = (f"{_padded(t, names)}  {share:4.0%}  {printable(self.source[s])}" for t, s, share in rows)
+            return Text("\n".join(told), no_wrap=True)
+        lines = [Text(_padded(name, names)) for name in ("", *self.target)]
         for s, name in enumerate(self.source):
             lines[0].append(f" {printable(name)}", "dim")
             for t, line in enumerate(lines[1:]):
@@ -237,6 +235,10 @@ def of_all_heads(layers: Sequence[Layer]) -> Float[Tensor, "H T S"]:
 
 def _escaped(text: str) -> str:
     return html.escape(printable(text))
+
+
+def _padded(name: str, width: int) -> str:
+    return f"{printable(name)}{' ' * (width - _width(name))}"
 
 
 def _width(name: str) -> int:

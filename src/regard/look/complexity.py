@@ -203,11 +203,12 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _drawn(found: Complexity) -> Figure:
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     from regard.evaluate.shots import COLOURS, MARKS
 
-    figure, panels = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained", width_ratios=(1, 1, 1.25))
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    panels = figure.subplots(1, 3, width_ratios=(1, 1, 1.25))
     for panel, what, scale, label in zip(
         panels, ("seconds", "bytes"), (1e3, 2**-20), ("milliseconds", "MiB held at once"), strict=False
     ):
@@ -240,5 +241,4 @@ def _drawn(found: Complexity) -> Figure:
     table.set_fontsize(8)
     table.scale(1, 1.7)
     panels[2].set_title("in theory, and as measured", fontsize=8, y=0.8)
-    plt.close(figure)
     return figure

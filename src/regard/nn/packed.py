@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,11 @@ APPLIED = {
     ACTIVATIONS["gelu_tanh"]: ("gelu", "tanh"),
     F.silu: ("swish", ""),
 }
+NOTHING = ("none", "")
+
+
+def _activation(name: tuple[str, str]):
+    return next((function for function, known in APPLIED.items() if known == name), None)
 
 
 class Packed(nn.Module):
@@ -53,11 +59,11 @@ class Packed(nn.Module):
     """
 
     def __init__(
-        self, weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None, then=("none", ""), *, keep: bool = False
+        self, weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None, then=NOTHING, *, keep: bool = False
     ):
         super().__init__()
         self.then, self.kind = then
-        self.activate = next((function for function, name in APPLIED.items() if name == then), None)
+        self.activate = _activation(then)
         self.plain = _Plain(weight.detach(), bias) if keep and weight.dtype == torch.float32 else None
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
         self.bias = None if bias is None else bias.detach()
@@ -78,7 +84,7 @@ class Packed(nn.Module):
 
 
 class Int8(nn.Module):
-    """A linear layer in whole numbers; what comes in and goes out are float32.
+    """A linear layer in whole numbers, and the activation after it; what comes in and goes out are float32.
 
     >>> plain = nn.Linear(64, 5).requires_grad_(False)
     >>> x = torch.randn(2, 7, 64)
@@ -86,8 +92,9 @@ class Int8(nn.Module):
     True
     """
 
-    def __init__(self, weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None):
+    def __init__(self, weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None, then=NOTHING):
         super().__init__()
+        self.activate = torch.relu_ if then == APPLIED[F.relu] else _activation(then)  # in place where it can be
         numbers, self.scales = quantised(weight)
         self.zeros = torch.zeros(len(numbers), dtype=torch.long)
         self.broad = len(numbers) >= BROAD and hasattr(torch.ops.onednn, "qlinear_prepack")
@@ -118,7 +125,8 @@ class Int8(nn.Module):
         else:
             out = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(scaled, 1.0, zero, self.weight)
         out.mul_(largest / self.most)  # addcmul would take several times as long as the two
-        return out if self.bias is None else out.add_(self.bias)
+        out = out if self.bias is None else out.add_(self.bias)
+        return out if self.activate is None else self.activate(out)
 
 
 @contextlib.contextmanager
@@ -167,26 +175,17 @@ def pack(model: Transformer, *, int8: bool = False) -> None:
     """Pack every linear layer of a model, and the matrix that scores its vocabulary, where this machine can."""
     size = sum(weight.nbytes for weight in model.parameters())
     keep = model.config.shape == "decoder" and size <= MOST_KEPT
+    make = Int8 if int8 else partial(Packed, keep=keep)
     # A layer that is held nowhere else goes when the next is packed: there are never two of the whole model.
     for module in [module for module in model.modules() if type(module) is not nn.Linear]:
         for name, layer in module.named_children():
-            if type(layer) is not nn.Linear:
-                continue
-            if int8:
-                setattr(module, name, Int8(layer.weight, layer.bias))
-                if isinstance(module, MLP) and module.activation is F.relu:
-                    module.activation = torch.relu_  # what it is given is nobody else's
-            elif packs(layer.weight):
-                then = ("none", "")
+            if type(layer) is nn.Linear and (int8 or packs(layer.weight)):
+                then = NOTHING
                 if isinstance(module, MLP) and name == "up" and not module.gated and module.activation in APPLIED:
                     then, module.activation = APPLIED[module.activation], _applied
-                setattr(module, name, Packed(layer.weight, layer.bias, then, keep=keep))
-    if isinstance(model.head, VocabularyHead):
-        table, bias = model.vocabulary_table(), model.head.bias
-        if int8:
-            model.head.packed = Int8(table, bias)
-        elif packs(table):
-            model.head.packed = Packed(table, bias, keep=keep)
+                setattr(module, name, make(layer.weight, layer.bias, then))
+    if isinstance(model.head, VocabularyHead) and (int8 or packs(model.vocabulary_table())):
+        model.head.packed = make(model.vocabulary_table(), model.head.bias)
 
 
 def _applied(x: Tensor) -> Tensor:
