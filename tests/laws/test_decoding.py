@@ -2,15 +2,18 @@
 search, and every score the model's own."""
 
 import math
+import sys
 
 import pytest
 import torch
 
 from laws.cases import CASES, DECODERS, B, S, build, inputs, lengths_of, memory_of
+from nn.test_steps import PLAIN
 from regard.config import ConfigError, InputError, Recurrent, Stack, Vocabulary
 from regard.decode import Decoding, recorded
 from regard.decode.recorded import Recorder
 from regard.decode.search import Beams, drawn, largest, search
+from regard.nn import steps as nn_steps
 
 WRITERS = [name for name, config in DECODERS.items() if isinstance(config.head, Vocabulary)]
 END = 2
@@ -228,8 +231,13 @@ def fixed(monkeypatch):
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", ["tiny_encoder_decoder", "tiny_decoder", "tiny_bahdanau", "alibi", "windows"])
-def test_fixed_shapes_and_recordings_change_nothing(name, how, fixed, monkeypatch):
-    """The second search of a shape moves into the first one's memory; rows that leave move into another's."""
+@pytest.mark.parametrize("fused", [False, True])
+def test_fixed_shapes_and_recordings_change_nothing(name, how, fused, fixed, monkeypatch):
+    """The second search of a shape moves into the first one's memory; rows that leave move into another's; and steps
+    may be made of a GPU's kernels, here of what these are to do."""
+    if fused:
+        monkeypatch.setattr(nn_steps, "fits", nn_steps.composes)
+        monkeypatch.setitem(sys.modules, "regard.nn.kernels", PLAIN)
     cases = (LIMITS, [1, 9, 1])
     with monkeypatch.context() as plain:
         plain.setattr(recorded, "fixed_shapes", lambda device: False)
@@ -240,7 +248,9 @@ def test_fixed_shapes_and_recordings_change_nothing(name, how, fixed, monkeypatc
         for row, other in zip(found, expected, strict=True):
             assert [f.ids for f in row] == [f.ids for f in other]
             assert [f.score for f in row] == pytest.approx([f.score for f in other], abs=1e-5)
-    sizes = {len(recording.ids) for recording in recorder.held.values()}
+    recordings = [one for one in recorder.held.values() if isinstance(one, recorded.Recording)]
+    assert all(one.fused == (fused and name in ("tiny_encoder_decoder", "tiny_decoder")) for one in recordings)
+    sizes = {len(one.ids) for one in recordings}
     assert sizes == (set() if isinstance(DECODERS[name].decoder, Recurrent) else {B, 1})
 
 

@@ -1,8 +1,10 @@
-"""A search's step on a GPU, recorded for a shape when it comes a second time, and replayed from then on: one launch
-instead of hundreds, which is what a small step waits for.
+"""What a search has a model do on a GPU, recorded for a shape when it comes a second time, and replayed from then on:
+one launch instead of hundreds, which is what a small step waits for. Recorded steps are made of few kernels where they
+can be (:mod:`regard.nn.steps`).
 
 A recording has memory of its own. A search of the same shape moves in: what it has chosen and remembers is copied
-there, which takes no time beside a step, and its steps are replays.
+there, which takes no time beside a step, and its steps are replays. A prompt is read likewise, and what was read is
+copied out.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ import copy
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from regard.nn import Transformer
+from regard.nn import Transformer, steps
 from regard.nn.cache import Cache
-from regard.nn.recurrent import RecurrentCache
+from regard.nn.recurrent import RecurrentCache, RecurrentTower
 
 if TYPE_CHECKING:
     from regard.decode.search import State
@@ -31,22 +33,36 @@ class Recorder:
     """The recorded steps of one model, by shape; those used last are kept."""
 
     def __init__(self) -> None:
-        self.held: OrderedDict[Any, Recording] = OrderedDict()
+        self.held: OrderedDict[Any, Recording | Reading] = OrderedDict()
         self.stream: torch.cuda.Stream | None = None  # what is recorded on one stream shares its memory in between:
         self.kept: Any = None  # no two steps run at once. That memory is there as long as one recording is.
 
     def takes(self, ids: Tensor) -> bool:
         return fixed_shapes(ids.device) and ids.numel() <= MOST_WAYS
 
+    def reads(self, model: Transformer, prompt: Tensor) -> bool:
+        return self.takes(prompt) and not isinstance(model.decoder, RecurrentTower)
+
     def move_in(self, model: Transformer, cache: Cache, state: State, ids: Tensor) -> Recording:
         """The recording of a search's shape, with the search moved into it."""
         key = (state.settings, cache.lanes, *((t.shape, t.dtype) for t in tensors(cache, state, ids)))
         if key in self.held:
-            self.held[key].take(cache, state, ids)
+            cast(Recording, self.held[key]).take(cache, state, ids)
         else:
             self.held[key] = Recording(self, model, cache, state, ids)
+        return cast(Recording, self._kept(key, ids.device))
+
+    def read(self, model: Transformer, prompt: Tensor, lengths: Tensor | None, **sizes: Any) -> tuple[Cache, Tensor]:
+        """A cache with prompts in it, and the scores of what follows them."""
+        key = ("reading", prompt.shape, lengths is None, torch.is_autocast_enabled(prompt.device.type), *sizes.items())
+        if key not in self.held:
+            self.held[key] = Reading(self, model, prompt, lengths, sizes)
+        return cast(Reading, self._kept(key, prompt.device)).read(prompt, lengths)
+
+    def _kept(self, key: Any, device: torch.device) -> Recording | Reading:
+        """One that is used now; those that were used long ago go where there is no room for all."""
         self.held.move_to_end(key)
-        while len(self.held) > 1 and sum(r.bytes for r in self.held.values()) > self.room(ids.device):
+        while len(self.held) > 1 and sum(r.bytes for r in self.held.values()) > self.room(device):
             self.held.popitem(last=False)
         return self.held[key]
 
@@ -77,6 +93,7 @@ class Recording:
         # Copies of the holders: a search that goes on with fewer rows leaves these as they are.
         self.recorder, self.model = recorder, model
         self.cache, self.state, self.ids = copy.copy(cache), state.copy(), ids
+        self.fused = steps.fits(model, cache, ids)
         self.replays: dict[int, Callable[[], None] | None] = {}
         self.bytes = sum(t.nbytes for t in tensors(cache, state, ids))
 
@@ -90,6 +107,8 @@ class Recording:
     def step(self, shown: int) -> Tensor:
         """The next ids, from what is at so many positions: the first time as it is, which readies the kernels, from
         then on recorded."""
+        if self.fused:
+            shown = self.cache.max_len  # it looks at what is in use, whatever is shown
         self.cache.shown = shown
         if shown not in self.replays:
             self.replays[shown] = None
@@ -102,16 +121,61 @@ class Recording:
         return self.ids
 
     def _step(self) -> None:
-        step(self.model, self.cache, self.state, self.ids)
+        step(self.model, self.cache, self.state, self.ids, fused=self.fused)
 
 
-def step(model: Transformer, cache: Cache | RecurrentCache, state: State, ids: Tensor) -> None:
+class Reading:
+    """A pass over prompts of one shape: where they stand, the cache that they go into, and its launches."""
+
+    def __init__(
+        self, recorder: Recorder, model: Transformer, prompt: Tensor, lengths: Tensor | None, sizes: dict[str, Any]
+    ):
+        self.recorder, self.model = recorder, model
+        self.prompt, self.lengths = prompt.clone(), None if lengths is None else lengths.clone()
+        self.cache = cast(Cache, model.start(batch_size=len(prompt), **sizes))
+        self.scores: Tensor | None = None
+        self.replay: Callable[[], None] | None = None
+        self.bytes = self.cache.k.nbytes + self.cache.v.nbytes
+
+    def read(self, prompt: Tensor, lengths: Tensor | None) -> tuple[Cache, Tensor]:
+        """What was read, for who goes on from it."""
+        self.prompt.copy_(prompt)
+        if self.lengths is not None and lengths is not None:
+            self.lengths.copy_(lengths)
+        if self.replay is None and self.scores is not None:
+            self.replay = self.recorder.record(self._read, prompt.device)
+        (self.replay or self._read)()
+        assert self.scores is not None
+        cache = copy.copy(self.cache)
+        cache.k, cache.v, cache.position = cache.k.clone(), cache.v.clone(), cache.position.clone()
+        return cache, self.scores.clone()
+
+    def _read(self) -> None:
+        self.cache.position.zero_()
+        self.scores = read(self.model, self.cache, self.prompt, self.lengths)
+
+
+def read(model: Transformer, cache: Cache | RecurrentCache, prompt: Tensor, lengths: Tensor | None) -> Tensor:
+    """Take prompts into an empty cache; the scores of what follows them."""
+    hidden = model.decode(prompt, cache=cache, layout=lengths).hidden
+    if lengths is None:
+        last = hidden[:, -1:]
+    else:
+        last = hidden.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
+    return model.logits(last).float()
+
+
+def step(model: Transformer, cache: Cache | RecurrentCache, state: State, ids: Tensor, *, fused: bool = False) -> None:
     """The next token of every way, from those before it. Everything is changed in place."""
     if isinstance(cache, Cache):
         cache.position.clamp_(
             max=cache.max_len - 1
         )  # a row that is done goes along with the others, and writes nowhere
-    chosen, parents = state.step(model.logits(model.decode(ids, cache=cache).hidden).float())
+    if fused and isinstance(cache, Cache):
+        scores = steps.step(model, cache, ids)
+    else:
+        scores = model.logits(model.decode(ids, cache=cache).hidden).float()
+    chosen, parents = state.step(scores)
     cache.follow(parents)
     ids.copy_(chosen)
 

@@ -162,18 +162,17 @@ class Search:
         # On a CPU attention to a float32 cache is exact, and no slower.
         half = prompt.device.type == "cpu" and next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
         sizes = {"max_len": room, "lanes": how.ways, "dtype": torch.float32 if half else None}
-        cache = model.start(memory, **sizes) if memory is not None else model.start(batch_size=rows, **sizes)
-        hidden = model.decode(prompt, cache=cache, layout=lengths).hidden
-        if lengths is None:
-            last = hidden[:, -1:]
+        if recorder is not None and memory is None and recorder.reads(model, prompt):
+            cache, scores = recorder.read(model, prompt, lengths, **sizes)
         else:
-            last = hidden.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
+            cache = model.start(memory, **sizes) if memory is not None else model.start(batch_size=rows, **sizes)
+            scores = recorded.read(model, cache, prompt, lengths)
         kind = Draws if how.temperature or how.ways == 1 else Beams
         state = kind(how, limits, most, ends, never, prompt.device, requests, seeds)
         state.watch = watch
         if how.repetition_penalty != 1:
             state.of_rows["used"] = _used(prompt, lengths, how.ways, model.vocabulary_table().shape[0])
-        ids, parents = state.step(model.logits(last).float())
+        ids, parents = state.step(scores)
         cache.follow(parents)
         state.written += 1
         self.model, self.cache, self.state, self.ids, self.recorder = model, cache, state, ids, recorder

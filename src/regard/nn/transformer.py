@@ -92,6 +92,38 @@ class Tower(nn.Module):
             memory_mask=mask,
         )
 
+    def embedded(
+        self,
+        inputs: Tensor,
+        layout: Layout,
+        *,
+        embed: Callable[..., Tensor] | None = None,
+        segments: Int[Tensor, "B T"] | None = None,
+        cache: Cache | None = None,
+        slots: Int[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, "B T C"], Int[Tensor, "rows T"]]:
+        """What the stack reads: inputs as vectors with their positions, and these. ``slots`` are theirs in a cache."""
+        config = self.config
+        table = self.embed if embed is None else embed
+        assert table is not None, "a tower without a table of its own is given one"
+        x = table(inputs, segments)
+        if cache is None or slots is None or layout.positions is not None:
+            positions = layout.position_ids(x.shape[1], x.device)
+        else:
+            positions = slots // cache.lanes if cache.lanes > 1 else slots
+        if self.positions is not None:
+            where = self.positions(positions).to(x.dtype)
+            if config.positions.join == "add":
+                x = x + where
+            else:
+                x = torch.cat([x, where.expand(x.shape[0], -1, -1)], dim=-1)
+        x = x if self.embed_norm is None else self.embed_norm(x)
+        x = dropout(x, config.embed_dropout, self.training)
+        if autocast_dtype(x) == torch.bfloat16:
+            # The residual stream is carried in bfloat16: half the traffic between the products. float16 could overflow.
+            x = x.to(torch.bfloat16)
+        return x, positions
+
     def forward(
         self,
         inputs: Tensor,
@@ -108,25 +140,8 @@ class Tower(nn.Module):
         """The stack over embedded inputs. ``embed`` is another tower's table where the two share one, or
         whatever else makes vectors of what is given."""
         config = self.config
-        table = self.embed if embed is None else embed
-        assert table is not None, "a tower without a table of its own is given one"
-        x = table(inputs, segments)
-        slots = None if cache is None else cache.slots(x.shape[1])
-        if cache is None or slots is None or layout.positions is not None:
-            positions = layout.position_ids(x.shape[1], x.device)
-        else:
-            positions = slots // cache.lanes if cache.lanes > 1 else slots
-        if self.positions is not None:
-            where = self.positions(positions).to(x.dtype)
-            if config.positions.join == "add":
-                x = x + where
-            else:
-                x = torch.cat([x, where.expand(x.shape[0], -1, -1)], dim=-1)
-        x = x if self.embed_norm is None else self.embed_norm(x)
-        x = dropout(x, config.embed_dropout, self.training)
-        if autocast_dtype(x) == torch.bfloat16:
-            # The residual stream is carried in bfloat16: half the traffic between the products. float16 could overflow.
-            x = x.to(torch.bfloat16)
+        slots = None if cache is None else cache.slots(inputs.shape[1])
+        x, positions = self.embedded(inputs, layout, embed=embed, segments=segments, cache=cache, slots=slots)
         if collect is not None:
             collect.append(x)
         slopes = None if self.alibi is None else self.alibi.slopes

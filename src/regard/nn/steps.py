@@ -1,0 +1,136 @@
+"""One token more of every way, on a GPU: what ``model.logits(model.decode(ids, cache=cache).hidden)`` gives, by as few
+kernels as there can be. Attention reads as much of the cache as is in use, which the host need not know.
+
+It is for what decoders have in common; :func:`fits` says which models and caches, and all others decode as they are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.nn.attention import Attention
+from regard.nn.blocks import ACTIVATIONS, Block
+from regard.nn.cache import Cache, KeyValue
+from regard.nn.heads import VocabularyHead
+from regard.nn.masks import Layout
+from regard.nn.positions import Rotation, rotate
+from regard.nn.transformer import Tower, Transformer
+
+MOST_QUERIES = 64  # that look at the same keys
+
+
+def fits(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"]) -> bool:
+    """Whether a step can be made here."""
+    there = ids.is_cuda and importlib.util.find_spec("triton") is not None
+    return there and cache.k.dtype != torch.float64 and composes(model, cache, ids)
+
+
+def composes(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"]) -> bool:
+    """The same, wherever the tensors are."""
+    tower, head = model.decoder, model.head
+    if not isinstance(tower, Tower) or not isinstance(head, VocabularyHead) or head.dense is not None or head.packed:
+        return False
+    blocks = [cast(Block, block) for block in tower.stack.blocks]
+    layers = [layer for block in blocks for layer in (block.self_attn, block.cross_attn) if layer is not None]
+    config, dtype = tower.config, model.vocabulary_table().dtype
+    return (
+        config.causal
+        and config.positions.kind != "alibi"
+        and not any(tower.stack.windows)
+        and all(map(_plain, layers))
+        and all(type(layer) is nn.Linear for block in blocks for layer in (block.mlp.up, block.mlp.down))
+        and ids.shape[1] == cache.lanes
+        and (cache.lanes == 1 or cache.seen is not None)
+        and ids.shape[1] * config.n_heads // (config.n_kv_heads or config.n_heads) <= MOST_QUERIES
+        and dtype == cache.k.dtype
+        and all(weight.dtype == dtype for weight in tower.parameters())
+        and not torch.is_autocast_enabled(ids.device.type)
+        and not torch.is_grad_enabled()
+        and not any(module._forward_hooks or module._forward_pre_hooks for module in tower.modules())
+    )
+
+
+def _plain(layer: Attention) -> bool:
+    """Dot products of what linear layers make."""
+    parts = (layer.out, layer.qkv if layer.fused else layer.q)
+    adorned = (layer.q_norm, layer.score_q, layer.score_w)
+    return all(type(part) is nn.Linear for part in parts) and all(part is None for part in adorned)
+
+
+@torch.no_grad()
+def step(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"], kernels: Any = None) -> Float[Tensor, "B N V"]:
+    """The scores of what follows each way, in float32. The cache goes on by one position."""
+    if kernels is None:
+        from regard.nn import kernels
+    tower, head = cast(Tower, model.decoder), cast(VocabularyHead, model.head)
+    slots = cache.slots(ids.shape[1])
+    seen = cache.visible(slots, cache.k.shape[3])
+    x, positions = tower.embedded(ids, Layout(), embed=model._decoder_embed(), cache=cache, slots=slots)
+    x = x.flatten(0, 1)  # (B N, C)
+    rotation = None if tower.rotary is None else tower.rotary(positions)
+    for i, block in enumerate(tower.stack.blocks):
+        kept, memory = KeyValue(cache.k[i], cache.v[i]), cache.cross[i] if cache.cross else None
+        x = _block(kernels, cast(Block, block), x, kept, rotation, cache, seen, memory)
+    norm = tower.stack.norm
+    scores = kernels.linear(x, model.vocabulary_table(), head.bias, norm=norm, dtype=torch.float32)
+    cache.advance(1)
+    return scores.unflatten(0, ids.shape)
+
+
+def _block(
+    kernels: Any,
+    block: Block,
+    x: Float[Tensor, "R C"],
+    kept: KeyValue,
+    rotation: Rotation | None,
+    cache: Cache,
+    seen: Tensor | None,
+    memory: KeyValue | None,
+) -> Float[Tensor, "R C"]:
+    layer = block.self_attn
+    qkv = _before(kernels, block, x, layer.qkv, block.self_norm)
+    q, k, v = qkv.split(layer.widths, dim=1)
+    if rotation is not None:
+        _turn(q, layer.n_heads, rotation)
+        _turn(k, layer.n_kv_heads, rotation)
+    own = {"new": (k, v), "position": cache.position, "seen": seen}
+    out = kernels.look(q, *kept, scale=layer.scale, heads=layer.n_heads, **own)
+    x = _after(kernels, block, x, out, layer.out, block.self_norm)
+    if block.cross_attn is not None and block.cross_norm is not None:
+        assert memory is not None, "a cache was started with one"
+        layer, mask = block.cross_attn, cache.memory_mask
+        q = _before(kernels, block, x, layer.q, block.cross_norm)
+        out = kernels.look(q, *memory, scale=layer.scale, heads=layer.n_heads, bias=mask.bias, alive=mask.alive)
+        x = _after(kernels, block, x, out, layer.out, block.cross_norm)
+    mlp = block.mlp
+    if mlp.gated:
+        gate, hidden = _before(kernels, block, x, mlp.up, block.mlp_norm).chunk(2, dim=1)
+        hidden = mlp.activation(gate) * hidden
+    else:
+        name = next(name for name, function in ACTIVATIONS.items() if function is mlp.activation)
+        hidden = _before(kernels, block, x, mlp.up, block.mlp_norm, activation=name)
+    return _after(kernels, block, x, hidden, mlp.down, block.mlp_norm)
+
+
+def _before(kernels: Any, block: Block, x: Tensor, layer: nn.Module, norm: nn.Module, **then: str) -> Tensor:
+    """A branch's first layer, after its norm if that comes first."""
+    return kernels.linear(x, layer.weight, layer.bias, norm=norm if block.pre else None, **then)
+
+
+def _after(kernels: Any, block: Block, x: Tensor, branch: Tensor, layer: nn.Module, norm: nn.Module) -> Tensor:
+    """A branch's last layer, added to what it is a branch of."""
+    if block.pre:
+        return kernels.linear(branch, layer.weight, layer.bias, residual=x)
+    return kernels.add_norm(x, kernels.linear(branch, layer.weight, layer.bias), norm)
+
+
+def _turn(x: Float[Tensor, "R d"], heads: int, by: Rotation) -> None:
+    """Rotate heads where they are; every row has its own angle."""
+    cos, sin = (angle.flatten(0, 2)[:, None, None] for angle in (by.cos, by.sin))  # (R, 1, 1, D / 2)
+    turned = rotate(x.unflatten(1, (heads, -1))[:, :, None], by._replace(cos=cos, sin=sin))
+    x.copy_(turned.flatten(1))
