@@ -1,12 +1,15 @@
 """The chunked loss equals torch's cross-entropy over all the scores, values and gradients."""
 
+import os
+from importlib.util import find_spec
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.train import objectives
-from regard.train.objectives import token_loss
+from regard.train.objectives import _scored, token_loss
 
 N, T, C, V = 3, 7, 11, 13
 
@@ -129,3 +132,26 @@ def test_scores_far_apart_keep_their_loss():
     torch.testing.assert_close(total, torch.tensor(600.0))
     (mine,) = torch.autograd.grad(total, hidden)
     torch.testing.assert_close(mine, torch.tensor([[0.0], [2.0]]))
+
+
+@pytest.mark.skipif(
+    find_spec("triton") is None or not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"),
+    reason="needs triton, and a GPU or TRITON_INTERPRET=1",
+)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_the_kernel_does_what_the_passes_do(dtype, smoothing):
+    from regard.train.kernels import cross_entropy
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    scores = 3 * torch.randn(7, 9_001 + 3, device=device, dtype=dtype)
+    scores[:, 9_001:] = 71  # padding of the table, which nobody is to read
+    wanted = torch.tensor([0, 9_000, -1, 4_095, 4_096, 4_097, -100], device=device)
+    *expected, change = _scored(scores.double(), None, wanted, 9_001, smoothing, wants_gradient=True)
+    found = cross_entropy(scores, wanted, 9_001, smoothing)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine[wanted >= 0].double(), theirs[wanted >= 0], atol=1e-5, rtol=1e-5)
+    assert not scores[:, 9_001:].any()
+    assert not scores[wanted < 0].any()
+    mine, theirs = (x[wanted >= 0, :9_001].double() for x in (scores, change))
+    torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=2e-3 if dtype == torch.float16 else 1e-5)

@@ -7,6 +7,8 @@ a chunk's scores are there, takes the gradient from them at once.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -17,7 +19,7 @@ from regard.nn.transformer import autocast_dtype
 # A GPU's matrix units want rows that are a multiple of this wide; GPT-2 has 50,257 tokens.
 ROW_MULTIPLE = {"cuda": 64}
 # Scores at a time: what fills a GPU (0.8 GB in bfloat16), and what stays in a CPU's cache.
-CHUNK = {"cuda": 2**28 + 2**27, "cpu": 2**21}
+CHUNK = {"cuda": 2**28 + 2**27 + 2**24, "cpu": 2**21}
 
 
 def token_loss(
@@ -49,8 +51,19 @@ def token_loss(
     if _on_cpu(hidden) and count < len(targets):
         # What is left out is not computed. Elsewhere this would wait for the device, or change shapes.
         hidden, targets = hidden[real], targets[real]
+    chunk = _even(len(hidden), chunk, ROW_MULTIPLE.get(device, 1))
     total = _ChunkedLoss.apply(hidden, table, bias, targets, smoothing, chunk, dtype, torch.is_grad_enabled())
     return total, count
+
+
+def _even(n: int, chunk: int, multiple: int) -> int:
+    """Chunks of like size, whole multiples of what a device takes at once: none is a small rest.
+
+    >>> _even(32_768, 9_000, 64)
+    8192
+    """
+    pieces = max(1, -(-n // chunk))
+    return min(chunk, max(1, -(-n // (pieces * multiple))) * multiple)
 
 
 def _on_cpu(x: Tensor) -> bool:
@@ -70,6 +83,46 @@ def _softmax_(scores: Float[Tensor, "n V"], real: Bool[Tensor, "n 1"]) -> tuple[
     return largest - scores.amax(-1, keepdim=True).log(), scores
 
 
+def _scored(
+    scores: Float[Tensor, "n W"],
+    bias: Float[Tensor, " V"] | None,
+    wanted: Int[Tensor, " n"],
+    n_tokens: int,
+    smoothing: float,
+    wants_gradient: bool,
+) -> tuple[Float[Tensor, "n 1"], Float[Tensor, "n 1"], Float[Tensor, "n W"]]:
+    """The logarithm of each row's sum of exponentials, the score of its target, and the loss's gradient where somebody
+    wants it. Takes the scores over."""
+    dtype, full = scores.dtype, torch.promote_types(scores.dtype, torch.float32)
+    scores = scores.to(full)  # fused away when compiled
+    if bias is not None:
+        scores[:, :n_tokens] += bias
+    if scores.shape[1] > n_tokens:
+        scores[:, n_tokens:] = -torch.inf
+    real, wanted = wanted[:, None] >= 0, wanted[:, None].clamp_min(0)
+    at_target = scores.gather(1, wanted)
+    if not wants_gradient:
+        return scores.logsumexp(-1, keepdim=True), at_target, scores
+    norm, change = _softmax_(scores, real)
+    # softmax minus the wanted distribution; zero where a target is left out.
+    spread = smoothing / n_tokens
+    if smoothing:
+        change = change.sub_(spread * real.to(full))
+    # The target's entry is put, not added: in bfloat16 a probability near 1 would swallow the difference.
+    its_own = torch.where(real, (at_target - norm).exp() - (1 - smoothing) - spread, 0)
+    if _on_cpu(change):  # where a scatter in bfloat16 would copy all of it, twice
+        return norm, at_target, change.scatter_(1, wanted, its_own).to(dtype)
+    return norm, at_target, change.to(dtype).scatter_(1, wanted, its_own.to(dtype))
+
+
+def _has_kernel(scores: Tensor) -> bool:
+    """Whether one kernel does all of that."""
+    return scores.is_cuda and scores.dtype in (torch.bfloat16, torch.float16) and HAS_TRITON
+
+
+HAS_TRITON = find_spec("triton") is not None
+
+
 class _ChunkedLoss(torch.autograd.Function):
     """Forward computes the loss and, if anybody will ask, the gradients with it; backward only scales them."""
 
@@ -86,30 +139,21 @@ class _ChunkedLoss(torch.autograd.Function):
         sum_of_rows = table.sum(0).to(full) if smoothing else None
         d_hidden, d_table, d_bias = [], None, None
         for start in range(0, len(x), chunk):
-            rows, wanted = x[start : start + chunk], targets[start : start + chunk, None]
-            scores = (rows @ wide.T).to(full)  # (n, V + extra); the cast is fused away when compiled
-            if bias is not None:
-                scores[:, :n_tokens] += bias
-            if extra:
-                scores[:, n_tokens:] = -torch.inf
-            real, wanted = wanted >= 0, wanted.clamp_min(0)
-            at_target = scores.gather(1, wanted)
-            norm, change = _softmax_(scores, real) if wants_gradient else (scores.logsumexp(-1, keepdim=True), scores)
+            rows, wanted = x[start : start + chunk], targets[start : start + chunk]
+            scores = rows @ wide.T  # (n, V + extra)
+            if wants_gradient and bias is None and _has_kernel(scores):
+                from regard.train.kernels import cross_entropy
+
+                norm, at_target = cross_entropy(scores, wanted, n_tokens, smoothing)
+                change = scores
+            else:
+                norm, at_target, change = _scored(scores, bias, wanted, n_tokens, smoothing, wants_gradient)
             loss = norm - (1 - smoothing) * at_target
             if sum_of_rows is not None:
                 sum_of_scores = rows.to(full) @ sum_of_rows[:, None]
                 loss = loss - spread * (sum_of_scores if bias is None else sum_of_scores + bias.sum())
-            total = total + torch.where(real, loss, 0).sum()
+            total = total + torch.where(wanted[:, None] >= 0, loss, 0).sum()
             if wants_gradient:
-                # softmax minus the wanted distribution; zero where a target is left out.
-                if smoothing:
-                    change = change.sub_(spread * real.to(full))
-                # The target's entry is put, not added: in bfloat16 a probability near 1 would swallow the difference.
-                at_target = torch.where(real, (at_target - norm).exp() - (1 - smoothing) - spread, 0)
-                if _on_cpu(change):  # where a scatter in bfloat16 would copy all of it, twice
-                    change = change.scatter_(1, wanted, at_target).to(dtype)
-                else:
-                    change = change.to(dtype).scatter_(1, wanted, at_target.to(dtype))
                 if bias is not None:
                     part = change[:, :n_tokens].sum(0, dtype=full)
                     d_bias = part if d_bias is None else d_bias + part

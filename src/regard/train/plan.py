@@ -25,7 +25,7 @@ from regard.config import MOST_LAYERS, InputError, ModelConfig
 from regard.recipe import Data, Train
 
 # What token_loss works on at a time on a GPU: regard.train.objectives has the same number, and a test holds them equal.
-SCORES_AT_A_TIME = 2**28 + 2**27
+SCORES_AT_A_TIME = 2**28 + 2**27 + 2**24
 USABLE = 0.9  # of a GPU's memory: the rest is the driver's, the libraries' and what lies between tensors
 GPU_MEMORY = 80e9  # bytes: an A100 or H100
 SUSTAINED = 400e12  # FLOPs a second: 40 % of what an H100 can do in bfloat16, a good figure for large models
