@@ -15,7 +15,7 @@ from regard import presets
 from regard.config import Positions, Tokens
 from regard.nn import Transformer, steps
 from regard.nn.blocks import ACTIVATIONS
-from regard.nn.masks import Layout
+from regard.nn.masks import Layout, as_added
 from regard.nn.norms import LayerNorm, RMSNorm
 
 CUDA = torch.cuda.is_available()
@@ -209,7 +209,9 @@ def test_looking(width, dtype):
     bias = torch.rand(b, 1, 1, slots, device=DEVICE) < 0.3
     bias[..., 0] = True
     alive = torch.tensor([True, False, True], device=DEVICE)[:, None, None, None]
-    for mask in ({}, {"bias": bias}, {"bias": bias[:1]}, {"bias": bias, "alive": alive}):
+    added = as_added(bias, dtype)
+    for mask in ({}, {"bias": bias}, {"bias": bias[:1]}, {"bias": added}, {"bias": bias, "alive": alive}):
         found = kernels_of("triton").look(q, k, v, scale=0.3, heads=heads, **mask)
-        expected = plain_look(q.double(), k.double(), v.double(), scale=0.3, heads=heads, **mask)
+        wide = {name: x.double() if x is added else x for name, x in mask.items()}
+        expected = plain_look(q.double(), k.double(), v.double(), scale=0.3, heads=heads, **wide)
         torch.testing.assert_close(found.double(), expected, atol=4 * DTYPES[dtype], rtol=DTYPES[dtype])

@@ -94,6 +94,10 @@ class Recording:
         self.recorder, self.model = recorder, model
         self.cache, self.state, self.ids = copy.copy(cache), state.copy(), ids
         self.fused = steps.fits(model, cache, ids)
+        if self.fused:
+            from regard.decode import kernels
+
+            self.state.kernels = kernels
         self.replays: dict[int, Callable[[], None] | None] = {}
         self.bytes = sum(t.nbytes for t in tensors(cache, state, ids))
 

@@ -293,6 +293,7 @@ class State(ABC):
     """
 
     watch: Callable[[Choice], None] | None = None
+    kernels: Any = None  # regard.decode.kernels, where a GPU chooses by those
 
     def __init__(self, how: Decoding, limits, room: int, end: Sequence[int], never, device, requests, seeds):
         self.how, self.end, self.never = how, list(end), list(never)
@@ -342,6 +343,11 @@ class State(ABC):
         chosen = self._choose(logits)
         self.t.add_(1)
         return chosen
+
+    def _best(self, logits: Float[Tensor, "B N V"], k: int) -> tuple[Float[Tensor, "B N K"], Int[Tensor, "B N K"]]:
+        """The k best log-probabilities of each way and their ids, by kernels."""
+        rules = {"never": self.forbidden, "ends": self.ending, "barrier": self.barrier, "t": self.t}
+        return self.kernels.best(logits, k, **rules)
 
     @abstractmethod
     def _choose(self, logits: Float[Tensor, "B N V"]) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B M"]]:
@@ -450,6 +456,8 @@ class Beams(State):
 
     def _choose(self, logits):
         k, wide = self.how.ways, len(self.order)
+        if self.kernels is not None and self.watch is None and wide <= logits.shape[-1]:
+            return self.kernels.go_on(self, *self._best(logits, wide))
         logprobs = self._allowed(torch.log_softmax(logits, -1, out=logits))
         best, ids = largest(logprobs, min(wide, logprobs.shape[-1]))  # (B, N, wide): no others can be among the best
         totals = best + self.total[:, : best.shape[1], None]
@@ -562,6 +570,9 @@ class Draws(State):
 
     def _choose(self, logits):
         how = self.how
+        greedy = how.ways == 1 and not how.temperature and how.repetition_penalty == 1
+        if self.kernels is not None and self.watch is None and greedy:
+            return self.kernels.take_best(self, *self._best(logits, 1)), self.parents
         logprobs = logits.log_softmax(-1)
         # What may not be written has no probability from here on; that of what is chosen stays.
         choices = self._allowed(logprobs if how.repetition_penalty == 1 else self._penalised(logits))

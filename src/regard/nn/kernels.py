@@ -22,8 +22,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from regard.nn.blocks import ACTIVATIONS
 from regard.nn.norms import LayerNorm, RMSNorm
 
-ONE = 16_384  # weights that a program for one row holds: some columns, each whole
 SOME = 128  # rows up to which one block of rows is multiplied at once
+# By measurement on an H200 (docs/performance.md).
+ONE = 16_384  # weights that a program for one row holds at most: some columns, each whole
+PROGRAMS = 2  # for one row, at least, on each processor
+ONE_WARPS = 4
+COLUMNS = 16  # of a program for some rows
+PART = 128  # of the width, at once
+STAGES = 4
+KEYS = 64  # at once
+LOOK_WARPS = 4
 
 
 # ---------------------------------------------------------------------------------------
@@ -54,15 +62,26 @@ def linear(
     given = x, weight, bias, residual, out
     what = {"BIAS": bias is not None, "ACTIVATION": activation or "", "RESIDUAL": residual is not None}
     if one:
-        columns = max(1, min(ONE // wide, triton.next_power_of_2(n // (2 * _processors(x.device)) + 1)))
+        columns = max(1, min(ONE // wide, triton.next_power_of_2(n // (PROGRAMS * _processors(x.device)) + 1)))
         _multiply_one[(triton.cdiv(n, columns),)](
-            *given, scale, shift, n, k, eps, **what, NORM=kind, COLUMNS=columns, WIDE=wide, num_warps=4, **_early(x)
+            *given,
+            scale,
+            shift,
+            n,
+            k,
+            eps,
+            **what,
+            NORM=kind,
+            COLUMNS=columns,
+            WIDE=wide,
+            num_warps=ONE_WARPS,
+            **_early(x),
         )
     else:
-        columns = 16 if n < 64 * _processors(x.device) else 64
+        columns = COLUMNS if n < 64 * _processors(x.device) else 64
         _multiply_some[(triton.cdiv(n, columns),)](
             *given, rows, n, k, **what, ROWS=max(16, triton.next_power_of_2(rows)), COLUMNS=columns,
-            PART=128 if k % 128 == 0 else 64, num_warps=4, num_stages=4, **_early(x),
+            PART=PART if k % PART == 0 else 64, num_warps=4, num_stages=STAGES, **_early(x),
         )  # fmt: skip
     return out
 
@@ -233,7 +252,7 @@ def look(
 
     With ``new`` keys and values of the ways themselves, (B N, G D) and (B N, G E), these are put into the slots after
     ``position``, and looked at beside those before it: by each way at what it has ``seen`` (B, N, S), or all. Without,
-    at all keys that ``bias`` (B, 1, 1, S) allows; rows that are not ``alive`` (B, 1, 1, 1) get zeros.
+    at all keys that ``bias`` (B, 1, 1, S) allows, or as it adds; rows that are not ``alive`` (B, 1, 1, 1) get zeros.
     """
     (b, groups, _, d), e = k.shape, v.shape[3]
     ways, shared = q.shape[0] // b, heads // groups
@@ -244,14 +263,12 @@ def look(
         q.stride(0), 0 if new_k is None else new_k.stride(0), *k.stride()[:3], *v.stride()[:3],
         0 if seen is None else seen.stride(1), 0 if bias is None or bias.shape[0] == 1 else bias.stride(0),
         0 if alive is None or alive.shape[0] == 1 else 1,
-        OWN=new is not None, SEEN=seen is not None, BIAS=bias is not None, ALIVE=alive is not None,
+        OWN=new is not None, SEEN=seen is not None, ALIVE=alive is not None,
+        BIAS="" if bias is None else "may" if bias.dtype == torch.bool else "added",
         WAYS=ways, SHARED=shared, D=d, E=e, WIDE=triton.next_power_of_2(d), BROAD=triton.next_power_of_2(e),
-        QUERIES=max(16, triton.next_power_of_2(ways * shared)), KEYS=KEYS, num_warps=4, **_early(q),
+        QUERIES=max(16, triton.next_power_of_2(ways * shared)), KEYS=KEYS, num_warps=LOOK_WARPS, **_early(q),
     )  # fmt: skip
     return out
-
-
-KEYS = 64  # at once
 
 
 @triton.jit
@@ -300,8 +317,10 @@ def _look(
         may = there[None, :] & real[:, None]
         if SEEN:
             may &= tl.load(seen + token[:, None] * seen_way + slot[None, :], mask=may, other=0) != 0
-        if BIAS:
+        if BIAS == "may":
             may &= (tl.load(bias + row * bias_row + slot, mask=there, other=0) != 0)[None, :]
+        elif BIAS == "added":
+            scores += tl.load(bias + row * bias_row + slot, mask=there, other=0.0).to(tl.float32)[None, :]
         scores = tl.where(may, scores, float("-inf"))
         better = tl.maximum(best, tl.max(scores, 1))
         finite = tl.where(better == float("-inf"), 0.0, better)  # nothing to see yet
