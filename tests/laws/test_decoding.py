@@ -238,6 +238,7 @@ def test_fixed_shapes_and_recordings_change_nothing(name, how, fused, fixed, mon
     if fused:
         monkeypatch.setattr(nn_steps, "fits", nn_steps.composes)
         monkeypatch.setitem(sys.modules, "regard.nn.kernels", PLAIN)
+        monkeypatch.setattr(recorded, "choosing", lambda: None)
     cases = (LIMITS, [1, 9, 1])
     with monkeypatch.context() as plain:
         plain.setattr(recorded, "fixed_shapes", lambda device: False)

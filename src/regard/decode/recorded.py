@@ -36,6 +36,7 @@ class Recorder:
         self.held: OrderedDict[Any, Recording | Reading] = OrderedDict()
         self.stream: torch.cuda.Stream | None = None  # what is recorded on one stream shares its memory in between:
         self.kept: Any = None  # no two steps run at once. That memory is there as long as one recording is.
+        self.kernels: Any = None  # regard.decode.kernels, once a step is made of kernels
 
     def takes(self, ids: Tensor) -> bool:
         return fixed_shapes(ids.device) and ids.numel() <= MOST_WAYS
@@ -95,9 +96,7 @@ class Recording:
         self.cache, self.state, self.ids = copy.copy(cache), state.copy(), ids
         self.fused = steps.fits(model, cache, ids)
         if self.fused:
-            from regard.decode import kernels
-
-            self.state.kernels = kernels
+            recorder.kernels = self.state.kernels = choosing()
         self.replays: dict[int, Callable[[], None] | None] = {}
         self.bytes = sum(t.nbytes for t in tensors(cache, state, ids))
 
@@ -156,17 +155,32 @@ class Reading:
 
     def _read(self) -> None:
         self.cache.position.zero_()
-        self.scores = read(self.model, self.cache, self.prompt, self.lengths)
+        fused = self.recorder.kernels is not None
+        self.scores = read(self.model, self.cache, self.prompt, self.lengths, fused=fused)
 
 
-def read(model: Transformer, cache: Cache | RecurrentCache, prompt: Tensor, lengths: Tensor | None) -> Tensor:
+def choosing() -> Any:
+    """The kernels that choose, which need triton."""
+    from regard.decode import kernels
+
+    return kernels
+
+
+def read(
+    model: Transformer,
+    cache: Cache | RecurrentCache,
+    prompt: Tensor,
+    lengths: Tensor | None,
+    *,
+    fused: bool = False,
+) -> Tensor:
     """Take prompts into an empty cache; the scores of what follows them."""
     hidden = model.decode(prompt, cache=cache, layout=lengths).hidden
     if lengths is None:
         last = hidden[:, -1:]
     else:
         last = hidden.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
-    return model.logits(last).float()
+    return steps.scores(model, last[:, 0].contiguous())[:, None] if fused else model.logits(last).float()
 
 
 def step(model: Transformer, cache: Cache | RecurrentCache, state: State, ids: Tensor, *, fused: bool = False) -> None:

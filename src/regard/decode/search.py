@@ -169,7 +169,7 @@ class Search:
             scores = recorded.read(model, cache, prompt, lengths)
         kind = Draws if how.temperature or how.ways == 1 else Beams
         state = kind(how, limits, most, ends, never, prompt.device, requests, seeds)
-        state.watch = watch
+        state.watch, state.kernels = watch, None if recorder is None else recorder.kernels
         if how.repetition_penalty != 1:
             state.of_rows["used"] = _used(prompt, lengths, how.ways, model.vocabulary_table().shape[0])
         ids, parents = state.step(scores)

@@ -22,16 +22,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from regard.nn.blocks import ACTIVATIONS
 from regard.nn.norms import LayerNorm, RMSNorm
 
-SOME = 128  # rows up to which one block of rows is multiplied at once
+SOME = 128  # rows up to which these kernels are faster than the library's
 # By measurement on an H200 (docs/performance.md).
 ONE = 16_384  # weights that a program for one row holds at most: some columns, each whole
-PROGRAMS = 2  # for one row, at least, on each processor
+PROGRAMS = 4  # for one row, at least, on each processor
 ONE_WARPS = 4
-COLUMNS = 16  # of a program for some rows
+ROWS, COLUMNS = 64, 16  # of a program for some rows
 PART = 128  # of the width, at once
 STAGES = 4
-KEYS = 64  # at once
-LOOK_WARPS = 4
+KEYS, FEW_KEYS = 64, 128  # at once, by many programs or few
 
 
 # ---------------------------------------------------------------------------------------
@@ -79,8 +78,9 @@ def linear(
         )
     else:
         columns = COLUMNS if n < 64 * _processors(x.device) else 64
-        _multiply_some[(triton.cdiv(n, columns),)](
-            *given, rows, n, k, **what, ROWS=max(16, triton.next_power_of_2(rows)), COLUMNS=columns,
+        high = min(ROWS, max(16, triton.next_power_of_2(rows)))
+        _multiply_some[(triton.cdiv(n, columns), triton.cdiv(rows, high))](
+            *given, rows, n, k, **what, ROWS=high, COLUMNS=columns,
             PART=PART if k % PART == 0 else 64, num_warps=4, num_stages=STAGES, **_early(x),
         )  # fmt: skip
     return out
@@ -162,10 +162,10 @@ def _multiply_some(
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PART: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """All rows, some columns, part by part of the width."""
+    """Some rows and columns, part by part of the width."""
     if EARLY:
         gdc_launch_dependents()
-    row, column = tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row, column = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     at = tl.arange(0, PART)
     here, there = row < rows, column < n
     lefts = x + row[:, None] * k + at[None, :]
@@ -258,6 +258,7 @@ def look(
     ways, shared = q.shape[0] // b, heads // groups
     out = torch.empty(b * ways, heads * e, device=q.device, dtype=q.dtype)
     new_k, new_v = new or (None, None)
+    few = b * groups <= _processors(q.device)
     _look[(b, groups)](
         q, new_k, new_v, k, v, position, seen, bias, alive, out, scale, k.shape[2],
         q.stride(0), 0 if new_k is None else new_k.stride(0), *k.stride()[:3], *v.stride()[:3],
@@ -266,7 +267,8 @@ def look(
         OWN=new is not None, SEEN=seen is not None, ALIVE=alive is not None,
         BIAS="" if bias is None else "may" if bias.dtype == torch.bool else "added",
         WAYS=ways, SHARED=shared, D=d, E=e, WIDE=triton.next_power_of_2(d), BROAD=triton.next_power_of_2(e),
-        QUERIES=max(16, triton.next_power_of_2(ways * shared)), KEYS=KEYS, num_warps=LOOK_WARPS, **_early(q),
+        QUERIES=max(16, triton.next_power_of_2(ways * shared)), KEYS=FEW_KEYS if few else KEYS, num_warps=4,
+        **_early(q),
     )  # fmt: skip
     return out
 

@@ -67,7 +67,7 @@ def step(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"], kernels: Any
     """The scores of what follows each way, in float32. The cache goes on by one position."""
     if kernels is None:
         from regard.nn import kernels
-    tower, head = cast(Tower, model.decoder), cast(VocabularyHead, model.head)
+    tower = cast(Tower, model.decoder)
     slots = cache.slots(ids.shape[1])
     seen = cache.visible(slots, cache.k.shape[3])
     x, positions = tower.embedded(ids, Layout(), embed=model._decoder_embed(), cache=cache, slots=slots)
@@ -76,10 +76,18 @@ def step(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"], kernels: Any
     for i, block in enumerate(tower.stack.blocks):
         kept, memory = KeyValue(cache.k[i], cache.v[i]), cache.cross[i] if cache.cross else None
         x = _block(kernels, cast(Block, block), x, kept, rotation, cache, seen, memory)
-    norm = tower.stack.norm
-    scores = kernels.linear(x, model.vocabulary_table(), head.bias, norm=norm, dtype=torch.float32)
     cache.advance(1)
-    return scores.unflatten(0, ids.shape)
+    return scores(model, x, kernels, norm=tower.stack.norm).unflatten(0, ids.shape)
+
+
+def scores(
+    model: Transformer, x: Float[Tensor, "R C"], kernels: Any = None, norm: nn.Module | None = None
+) -> Float[Tensor, "R V"]:
+    """A vocabulary's scores in float32, whatever its size: a library's kernel wants a multiple of eight."""
+    if kernels is None:
+        from regard.nn import kernels
+    head = cast(VocabularyHead, model.head)
+    return kernels.linear(x, model.vocabulary_table(), head.bias, norm=norm, dtype=torch.float32)
 
 
 def _block(

@@ -37,16 +37,15 @@ def _cross_entropy(scores, targets, norms, picked, n_tokens, wide, kept, spread,
     target = tl.load(targets + row)
     real = target >= 0
     at_target = tl.load(scores + tl.maximum(target, 0)).to(tl.float32)
-    best = tl.full((BLOCK,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, n_tokens, BLOCK):
+    some = tl.load(scores + at, mask=at < n_tokens, other=float("-inf")).to(tl.float32)
+    best = tl.max(some, 0)
+    total = tl.exp(some - best)
+    for start in range(BLOCK, n_tokens, BLOCK):
         some = tl.load(scores + start + at, mask=start + at < n_tokens, other=float("-inf")).to(tl.float32)
-        better = tl.maximum(best, some)
-        finite = tl.where(better == float("-inf"), 0.0, better)
-        total = total * tl.exp(best - finite) + tl.exp(some - finite)
+        better = tl.maximum(best, tl.max(some, 0))
+        total = total * tl.exp(best - better) + tl.exp(some - better)
         best = better
-    largest = tl.max(best, 0)
-    norm = largest + tl.log(tl.sum(total * tl.exp(best - largest), 0))
+    norm = best + tl.log(tl.sum(total, 0))
     tl.store(norms + row, norm)
     tl.store(picked + row, at_target)
     # The target's entry is put, not added: in bfloat16 a probability near 1 would swallow the difference.
