@@ -25,35 +25,43 @@ BLOCK = re.compile(r"^```(console|python)( network)?\n(.*?)^```$", re.MULTILINE 
 ELSEWHERE = re.compile(r"(make|git|cd|source|\.|\S*pip3?|\S*python3? -m (venv|pip)) ")
 
 
-READY = re.compile(r"regard [^|<>&;$`*?~\\]*")  # nothing that only a shell understands
+# Nothing that only a shell understands, and what a shell then does with it.
+READY = re.compile(r"(regard [^|<>&;$`*?~\\]*)(\|.*)?", re.DOTALL)
 
 
-def in_a_shell(command, environment):
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+def in_a_shell(command, environment, given=None):
+    streams = {"stdin": given, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(command, shell=True, env=environment, text=True, **streams)
     return done.returncode, done.stdout
 
 
-def ready(command, environment):
+def ready(command, rest, environment):
     """The same in a process that has torch already: a fork of one that has imported it and done nothing else. To import
-    it is most of what a short command does."""
-    with tempfile.TemporaryFile("w+") as out:
+    it is most of what a short command does. What stands behind it (``| head -1``, ``|| true``) is the shell's."""
+    piped = bool(rest) and not rest.startswith("||")
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as apart:
+        streams = [reduction.DupFd(file.fileno()) for file in (out, apart if piped else out)]
         server = multiprocessing.get_context("forkserver")
-        process = server.Process(
-            target=forked, args=(shlex.split(command)[1:], os.getcwd(), environment, reduction.DupFd(out.fileno()))
-        )
+        process = server.Process(target=forked, args=(shlex.split(command)[1:], os.getcwd(), environment, streams))
         process.start()
         process.join()
         out.seek(0)
+        apart.seek(0)
+        if piped:
+            code, said = in_a_shell(rest[1:], environment, out)
+            return code, apart.read() + said
+        if rest and process.exitcode:
+            code, said = in_a_shell(f"(exit {process.exitcode}) {rest}", environment)
+            return code, out.read() + said
         return process.exitcode, out.read()
 
 
-def forked(arguments, place, environment, out):
+def forked(arguments, place, environment, streams):
     os.chdir(place)
     os.environ.clear()
     os.environ.update(environment)
-    descriptor, nothing = out.detach(), os.open(os.devnull, os.O_RDONLY)
-    for stream, where in ((0, nothing), (1, descriptor), (2, descriptor)):
+    places = os.open(os.devnull, os.O_RDONLY), *(stream.detach() for stream in streams)
+    for stream, where in enumerate(places):
         os.dup2(where, stream)
     sys.argv = ["regard", *arguments]
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(i, how) for i, how in enumerate(("r", "w", "w")))
@@ -65,7 +73,9 @@ def forked(arguments, place, environment, out):
 @pytest.fixture(scope="module", autouse=True)
 def forkserver():
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["torch", "regard.cli", "regard.model", "regard.train.loop"])
+    # The last two are what a training imports beside it.
+    modules = ["torch", "regard.cli", "regard.model", "regard.train.loop", "torch._dynamo", "matplotlib.figure"]
+    server.set_forkserver_preload(modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # which torch reads when it is imported
         multiprocessing.forkserver.ensure_running()
@@ -101,8 +111,9 @@ class Page:
         for command, printed in re.findall(r"^\$ (.*\n(?:> .*\n)*)((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
             if ELSEWHERE.match(command) and not network:
                 continue
-            command = command.replace("\n> ", "\n")
-            code, said = (ready if READY.fullmatch(command) else in_a_shell)(command, environment)
+            command = command.replace("\\\n> ", "").replace("\n> ", "\n")
+            alone = READY.fullmatch(command)
+            code, said = ready(alone[1], alone[2], environment) if alone else in_a_shell(command, environment)
             assert code == 0, f"$ {command}{said}"
             got = "".join(f"{line.rstrip()}\n" for line in said.splitlines())
             lines = [line.rstrip() for line in printed.splitlines()]
@@ -125,14 +136,14 @@ class Page:
 PAGES = [Page(path) for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))] if path.exists()]
 BLOCKS = {f"{p.path.name}:{line}-{kind}": (p, i) for p in PAGES for i, (kind, *_, line) in enumerate(p.blocks)}
 # Long trainings, or several.
-SLOW = [
-    f"{page}.md"
-    for page in ["fine-tune", "prefer", "classify", "caption", "draw", "match", "compare", "train", "interop"]
-]
+SLOW = (
+    "caption.md", "classify.md", "compare.md", "draw.md", "embed.md", "fill.md", "fine-tune.md", "interop.md",
+    "match.md", "prefer.md", "train.md",
+)  # fmt: skip
 MARKED = [
     pytest.param(
         name,
-        marks=[pytest.mark.network] if p.blocks[i][1] else [pytest.mark.slow] if name.startswith(tuple(SLOW)) else [],
+        marks=[pytest.mark.network] if p.blocks[i][1] else [pytest.mark.slow] if name.startswith(SLOW) else [],
     )
     for name, (p, i) in BLOCKS.items()
 ]

@@ -51,7 +51,8 @@ def test_overfits_ten_examples(path, tmp_path):
         columns=tuple(toy.COLUMNS.get(task, ())),
         tokenizer=recipe.data.tokenizer.replace(kind="characters"),
     )
-    steps = 600 if task in ("generate", "fill") else 300
+    # Those that always run have learned theirs by then.
+    steps = 120 if path.stem in ALWAYS else 600 if task in ("generate", "fill") else 300
     settings = recipe.train.replace(
         steps=steps, warmup=20, lr=3e-3, batch_tokens=1024, smoothing=0.0, weight_decay=0.0, word_dropout=0.0, bpe_dropout=0.0, r_drop=0.0, bleu=0,
         log_every=steps // 10, valid_every=steps, checkpoint_every=steps, compile=False, precision="float32",

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -131,3 +132,12 @@ def test_cost_grows_with_the_length(causal):
     assert flops[1] == 2 * flops[0]
     assert flops[2] == 4 * flops[0]
     assert largest[2] == 2 * largest[1] == 4 * largest[0]
+
+
+def test_a_fused_kernel_takes_the_blocks():
+    """Of a batch as of one row: no weights are formed."""
+    mask = lower(Mask(causal=True, window=3), 41, 41, device=torch.device("cpu"), dtype=torch.float32)
+    for rows in (1, B):
+        q, k, v = (torch.randn(rows, H, 41, D, requires_grad=True) for _ in range(3))
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # it would refuse
+            attend(q, k, v, mask, scale=0.37).sum().backward()

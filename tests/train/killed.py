@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch._dynamo  # which an optimizer would import, in every child again: two seconds of a life
 
 import toy
 from regard.data.store import DataDir

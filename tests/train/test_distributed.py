@@ -16,16 +16,24 @@ from train.processes import main as processes_main
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="module", params=["translate"])
-def work(tmp_path_factory, request):
-    folder = tmp_path_factory.mktemp("processes")
-    how = {"bleu": 3} if request.param == "translate" else {"lr": 0.001}  # more would make rounding count
-    recipe, data = toy.prepared(
-        folder, request.param, steps=10, checkpoint_every=5, valid_every=5, micro_batches=2, ema=0.5, **how
-    )
-    (folder / "recipe.json").write_text(recipe.to_json())
-    run(folder, data, "one", 1)
-    return folder, data
+@pytest.fixture(scope="module")
+def made():
+    return {}
+
+
+@pytest.fixture(params=["translate"])
+def work(tmp_path_factory, request, made):
+    """Data of a task, and what one process does with it: once, for all tests."""
+    if request.param not in made:
+        folder = tmp_path_factory.mktemp("processes")
+        how = {"bleu": 3} if request.param == "translate" else {"lr": 0.001}  # more would make rounding count
+        recipe, data = toy.prepared(
+            folder, request.param, steps=10, checkpoint_every=5, valid_every=5, micro_batches=2, ema=0.5, **how
+        )
+        (folder / "recipe.json").write_text(recipe.to_json())
+        run(folder, data, "one", 1)
+        made[request.param] = folder, data
+    return made[request.param]
 
 
 def run(folder, data, out, processes, how="copy", until=0):

@@ -187,7 +187,7 @@ def attend_near(
     q = F.pad(q, (0, 0, 0, spare)).unflatten(2, (n, -1)).transpose(1, 2).flatten(0, 1)  # (B n, H, Q, D)
     k, v = (
         F.pad(x, (0, 0, near.before, near.after + spare)).unfold(2, near.keys, near.size)  # (B, G, n, D, K)
-        .transpose(1, 2).flatten(0, 1).transpose(-2, -1)
+        .permute(0, 2, 1, 4, 3).flatten(0, 1)  # a head's width last in memory too, or no fused kernel takes it
         for x in (k, v)
     )  # fmt: skip
     bias, alive = (None if x is None else x.expand(b, -1, -1, -1).flatten(0, 1)[:, None] for x in mask[1:3])
