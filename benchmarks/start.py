@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -57,6 +58,10 @@ checkpoint_every = {steps}
 WORDS = ["one", "two", "three", "red", "blue", "small", "large", "dog", "cat", "bird", "runs", "sleeps", "under"]
 
 
+# Other processes, in another folder, find it where this one did: in a plain checkout, too.
+CODE = {"PYTHONPATH": str(Path(find_spec("regard").origin).parents[1])}  # type: ignore[union-attr,arg-type]
+
+
 class Start(NamedTuple):
     """Seconds from the start of a process."""
 
@@ -71,7 +76,13 @@ def lay_out(folder: Path, steps: int, tokens: int) -> None:
     lines = (" ".join(draw.choices(WORDS, k=draw.randint(3, 12))) for _ in range(20_000))
     (folder / "text.txt").write_text("".join(f"{line}.\n" for line in lines))
     (folder / "job.toml").write_text(RECIPE.format(steps=steps, tokens=tokens))
-    subprocess.run(regard("prepare", "job.toml", "--out", "data"), cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        regard("prepare", "job.toml", "--out", "data"),
+        cwd=folder,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, **CODE},
+    )
 
 
 def regard(*arguments: str) -> list[str]:
@@ -83,7 +94,7 @@ def start(folder: Path, name: str, device: str, compiled: bool) -> Start:
     metrics = folder / name / "metrics.jsonl"
     compile_ = f"train.compile={str(compiled).lower()}"
     command = regard("train", "job.toml", compile_, "--data", "data", "--out", name, "--device", device, "--quiet")
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
+    environment = {**os.environ, **CODE, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
     begin = time.perf_counter()
     process = subprocess.Popen(command, cwd=folder, env=environment)
     first = None

@@ -12,7 +12,7 @@ from nn.test_steps import PLAIN
 from regard.config import ConfigError, InputError, Recurrent, Stack, Vocabulary
 from regard.decode import Decoding, recorded
 from regard.decode.recorded import Recorder
-from regard.decode.search import Beams, drawn, largest, search
+from regard.decode.search import Beams, Search, drawn, largest, search
 from regard.nn import steps as nn_steps
 
 WRITERS = [name for name, config in DECODERS.items() if isinstance(config.head, Vocabulary)]
@@ -227,6 +227,25 @@ def fixed(monkeypatch):
     """Searches as a GPU has them, with a few fixed shapes."""
     monkeypatch.setattr(recorded, "fixed_shapes", lambda device: True)
     monkeypatch.setattr("regard.decode.search.LOOK_EVERY", 2)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", ["tiny_encoder_decoder", "tiny_decoder"])
+def test_searches_in_turns_do_not_disturb_each_other(name, how, fixed):
+    """They have one shape, and so one recording, which only one of them can be in."""
+    model, _, memory, prompt, lengths = ready(name)
+    options = {"end": END, "limits": LIMITS, "how": HOWS[how], "never": NEVER, "memory": memory}
+    prompts = [prompt, prompt.flip(1)]
+    alone = [search(model, given, lengths, **options, recorder=AsRecorded()) for given in prompts]
+    recorder = AsRecorded()
+    for _ in range(2):
+        running = [Search(model, given, lengths, **options, recorder=recorder) for given in prompts]
+        live = list(running)
+        while live:
+            live = [one for one in live if one.leave()]
+            for one in live:
+                one.step()
+        assert [one.state.found for one in running] == alone
 
 
 @pytest.mark.parametrize("how", HOWS)

@@ -136,7 +136,8 @@ def test_an_int8_model_is_nearly_the_same_model(activation):
     wanted = model(ids)
     pack(model, int8=True)
     assert not any(type(layer) is torch.nn.Linear for layer in model.modules())
-    assert (model(ids) - wanted).std() < 0.03 * wanted.std()
+    off = 0.03 if torch.cpu._is_vnni_supported() else 0.06  # without, what comes in has a bit less
+    assert (model(ids) - wanted).std() < off * wanted.std()
 
 
 @pytest.mark.parametrize("keys", [1, 7, WIDE, WIDE + 1, 131])

@@ -249,16 +249,11 @@ def _gpt2():
 
 @pytest.mark.parametrize(
     ("config", "rows", "length", "compiled", "half", "measured"),
-    # benchmarks/plan_memory.py, one H200, torch 2.11: torch.cuda.max_memory_allocated in MB.
+    # One H200, torch 2.11: torch.cuda.max_memory_allocated in MB. In bfloat16 by benchmarks/train_step.py, with the loss's
+    # kernel; in float32, which has none, by benchmarks/plan_memory.py.
     [
-        (_gpt2(), 32, 1024, True, True, 13_470),
-        (_gpt2(), 8, 1024, True, True, 5_848),
-        (presets.vaswani_base(), 800, 32, True, True, 8_547),
-        (presets.vaswani_base(), 200, 32, True, True, 3_382),
-        (_gpt2(), 32, 1024, False, True, 18_068),
-        (_gpt2(), 8, 1024, False, True, 7_815),
-        (presets.vaswani_base(), 800, 32, False, True, 11_912),
-        (presets.vaswani_base(), 200, 32, False, True, 4_396),
+        (_gpt2(), 32, 1024, True, True, 12_680),
+        (presets.vaswani_base(), 800, 32, True, True, 7_610),
         (_gpt2(), 32, 1024, False, False, 26_500),
         (_gpt2(), 8, 1024, False, False, 9_834),
         (presets.vaswani_base(), 800, 32, False, False, 15_831),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -23,7 +24,7 @@ from regard.nn.cache import Cache
 from regard.nn.recurrent import RecurrentCache, RecurrentTower
 
 if TYPE_CHECKING:
-    from regard.decode.search import State
+    from regard.decode.search import Search, State
 
 MOST_WAYS = 8_192  # in a batch: with more, the GPU is what a step waits for
 MOST_MEMORY = 1 / 8  # of the device's, for all recordings together
@@ -44,14 +45,20 @@ class Recorder:
     def reads(self, model: Transformer, prompt: Tensor) -> bool:
         return self.takes(prompt) and not isinstance(model.decoder, RecurrentTower)
 
-    def move_in(self, model: Transformer, cache: Cache, state: State, ids: Tensor) -> Recording:
-        """The recording of a search's shape, with the search moved into it."""
+    def move_in(self, search: Search) -> Recording:
+        """The recording of a search's shape, with the search moved into it. Who was there goes on with copies."""
+        cache, state, ids = cast(Cache, search.cache), search.state, search.ids
         key = (state.settings, cache.lanes, *((t.shape, t.dtype) for t in tensors(cache, state, ids)))
-        if key in self.held:
-            cast(Recording, self.held[key]).take(cache, state, ids)
-        else:
-            self.held[key] = Recording(self, model, cache, state, ids)
-        return cast(Recording, self._kept(key, ids.device))
+        if key not in self.held:
+            self.held[key] = Recording(self, search.model, cache, state, ids)
+        recording = cast(Recording, self._kept(key, ids.device))
+        before = None if recording.holder is None else recording.holder()
+        if before is not None and before.recording is recording:
+            before.move_out()
+        if recording.holder is not None:
+            recording.take(cache, state, ids)
+        recording.holder = weakref.ref(search)
+        return recording
 
     def read(self, model: Transformer, prompt: Tensor, lengths: Tensor | None, **sizes: Any) -> tuple[Cache, Tensor]:
         """A cache with prompts in it, and the scores of what follows them."""
@@ -97,6 +104,7 @@ class Recording:
         self.fused = steps.fits(model, cache, ids)
         if self.fused:
             recorder.kernels = self.state.kernels = choosing()
+        self.holder: weakref.ref[Search] | None = None  # whose step it is
         self.replays: dict[int, Callable[[], None] | None] = {}
         self.bytes = sum(t.nbytes for t in tensors(cache, state, ids))
 
@@ -149,9 +157,7 @@ class Reading:
             self.replay = self.recorder.record(self._read, prompt.device)
         (self.replay or self._read)()
         assert self.scores is not None
-        cache = copy.copy(self.cache)
-        cache.k, cache.v, cache.position = cache.k.clone(), cache.v.clone(), cache.position.clone()
-        return cache, self.scores.clone()
+        return self.cache.copied(), self.scores.clone()
 
     def _read(self) -> None:
         self.cache.position.zero_()

@@ -185,7 +185,7 @@ class Search:
         """The next token of every way."""
         cache, state, recorder = self.cache, self.state, self.recorder
         if recorder is not None and self.recording is None and isinstance(cache, Cache) and recorder.takes(self.ids):
-            self.recording = recorder.move_in(self.model, cache, state, self.ids)
+            self.recording = recorder.move_in(self)
         if isinstance(cache, Cache) and recorded.fixed_shapes(self.ids.device):
             cache.shown = fixed_length(int((self.given + state.written).max()), cache.max_len)
         if self.recording is not None:
@@ -194,6 +194,13 @@ class Search:
             recorded.step(self.model, cache, state, self.ids)
         state.written += 1
         self.since += 1
+
+    @torch.inference_mode()
+    def move_out(self) -> None:
+        """Go on with memory of its own: another search needs that of the recording."""
+        vars(self.cache).update(vars(cast(Cache, self.cache).copied()))
+        self.state.move_out()
+        self.ids, self.recording = self.ids.clone(), None
 
     @torch.inference_mode()
     def leave(self) -> bool:
@@ -333,6 +340,10 @@ class State(ABC):
         other = copy.copy(self)
         other.of_rows = dict(self.of_rows)
         return other
+
+    def move_out(self) -> None:
+        """Go on with tensors of its own."""
+        self.of_rows = {name: value.clone() for name, value in self.of_rows.items()}
 
     def put(self, **values: Tensor) -> None:
         for name, value in values.items():
@@ -513,9 +524,9 @@ class Beams(State):
     def finished(self, which: Int[Tensor, " N"]) -> Iterator[list[Found]]:
         """The best that have finished by now, of some rows."""
         ranks, totals, sizes, tokens = self._taken(which, "pool_rank", "pool_total", "pool_size", "pool_tokens")
-        for row in zip(ranks.tolist(), totals.tolist(), sizes.tolist(), tokens, strict=True):
+        for row in zip(ranks.tolist(), totals.tolist(), sizes.tolist(), tokens.tolist(), strict=True):
             yield [
-                Found(ids[:size].tolist(), total, rank if ended else rank + _NOT_ENDED, ended)
+                Found(ids[:size], total, rank if ended else rank + _NOT_ENDED, ended)
                 for rank, total, size, ids in zip(*row, strict=True)
                 for ended in [rank > -_NOT_ENDED / 2]
             ]
@@ -609,13 +620,13 @@ class Draws(State):
     def _results(self, which):
         tokens, gains, *rest = self._taken(which, "tokens", "gains", "size", "ends", "limit")
         norms = self.norms.tolist()
-        for *row, limit in zip(tokens, gains, *(x.tolist() for x in rest), strict=True):
+        for *row, limit in zip(tokens.tolist(), gains.tolist(), *(x.tolist() for x in rest), strict=True):
             found = []
             for ids, gain, size, ended in zip(*row, strict=True):
                 written = min(size + ended, limit)  # with the end; but a stop string may end a row at its last token
-                total = math.fsum(gain[:written].tolist())
-                each = tuple(gain[:size].tolist())
-                found.append(Found(ids[:size].tolist(), total, total / norms[written], ended, each))
+                total = math.fsum(gain[:written])
+                each = tuple(gain[:size])
+                found.append(Found(ids[:size], total, total / norms[written], ended, each))
             yield found
 
 

@@ -91,8 +91,11 @@ def versions() -> dict[str, str]:
     >>> list(versions())
     ['regard', 'python', 'torch', 'sacrebleu', 'sacremoses']
     """
-    others = {name: metadata.version(name) for name in ("sacrebleu", "sacremoses")}
-    return {"regard": __version__, "python": platform.python_version(), "torch": torch.__version__, **others}
+    found = {"regard": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    for name in ("sacrebleu", "sacremoses"):
+        with contextlib.suppress(metadata.PackageNotFoundError):  # who scores labels needs neither
+            found[name] = metadata.version(name)
+    return found
 
 
 def hardware(device: torch.device) -> str:

@@ -11,6 +11,7 @@ are its past.
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import torch
@@ -245,6 +246,16 @@ class Cache:
             mask = (self.memory_mask.bias, self.memory_mask.alive)
             for held in (*(t for layer in self.cross for t in layer), *(t for t in mask if t is not None)):
                 held.copy_(held.index_select(0, rows))
+
+    def copied(self) -> Cache:
+        """Another that holds the same, in memory of its own."""
+        other = copy.copy(self)
+        other.k, other.v, other.position = self.k.clone(), self.v.clone(), self.position.clone()
+        other.cross = [KeyValue(layer.k.clone(), layer.v.clone()) for layer in self.cross]
+        bias, alive = (None if t is None else t.clone() for t in (self.memory_mask.bias, self.memory_mask.alive))
+        other.memory_mask = self.memory_mask._replace(bias=bias, alive=alive)
+        other.seen = None if self.seen is None else self.seen.clone()
+        return other
 
     def keep(self, rows: Int[Tensor, " N"]) -> None:
         """Go on with some rows only."""

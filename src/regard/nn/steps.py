@@ -6,7 +6,7 @@ It is for what decoders have in common; :func:`fits` says which models and cache
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 from typing import Any, cast
 
 import torch
@@ -26,8 +26,17 @@ MOST_QUERIES = 64  # that look at the same keys
 
 def fits(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"]) -> bool:
     """Whether a step can be made here."""
-    there = ids.is_cuda and importlib.util.find_spec("triton") is not None
-    return there and cache.k.dtype != torch.float64 and composes(model, cache, ids)
+    return ids.is_cuda and has_kernels() and cache.k.dtype != torch.float64 and composes(model, cache, ids)
+
+
+@functools.cache
+def has_kernels() -> bool:
+    """Whether there is a triton, and one that knows what they ask of it."""
+    try:
+        from regard.nn import kernels  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def composes(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"]) -> bool:

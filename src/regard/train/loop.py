@@ -52,6 +52,10 @@ class Stopped(Exception):
         super().__init__(f"stopped by {signal.Signals(number).name}")
 
 
+# Steps from which compiling is worth its time: some 40 seconds for GPT-2 on an H200, ten where it is cached.
+EARNED_BACK = 500
+
+
 class Trainer:
     """One run: the model, its optimizer, its data, and where it stands."""
 
@@ -85,7 +89,8 @@ class Trainer:
         self.dtype = torch.bfloat16 if precision == "bfloat16" else None  # None: as the weights are
         self.replays = False  # whether the step is a recorded graph
         one_shape = bool(self.train.packed) or data.images is not None
-        self.compiles = (on_gpu and one_shape) if self.train.compile is None else self.train.compile
+        earned = on_gpu and one_shape and self.train.steps >= EARNED_BACK
+        self.compiles = earned if self.train.compile is None else self.train.compile
         if self.compiles:
             self._compile(objective, one_shape)
         self.objective = world.wrap(objective, self.dtype)

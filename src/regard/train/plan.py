@@ -513,13 +513,17 @@ def loss_memory(config: ModelConfig, load: Load, passes: int = 1) -> float:
     if passes > 1:
         # R-Drop holds all scores of both passes: as products, in float32, and as two logarithms of shares.
         return max(way_back, passes * asked * v * (w + 12))
-    at_once = min(asked, max(1, SCORES_AT_A_TIME // last.input.vocab_size))
-    if load.compiled:
-        in_chunk = at_once * v * 2 * w  # a chunk's scores and their gradient
+    most = max(1, SCORES_AT_A_TIME // last.input.vocab_size)
+    pieces = max(1, -(-asked // most))
+    at_once = min(most, -(-asked // (64 * pieces)) * 64)
+    if load.half and not config.head.bias:
+        in_chunk = at_once * v * w  # a chunk's scores, whose place their gradient takes
+    elif load.compiled:
+        in_chunk = at_once * v * 2 * w  # both
     else:
         # Scores in float32 and, for their sum, as much again; or what the chunk before has left (in bfloat16 scores and
         # gradient, in float32 both are one) while the next is made.
-        following, left, made = min(at_once, asked - at_once), (6 if load.half else 4), (6 if load.half else 8)
+        following, left, made = max(0, min(at_once, asked - at_once)), (6 if load.half else 4), (6 if load.half else 8)
         in_chunk = v * max(8 * at_once, left * at_once + made * following)
     gradients = asked * d * w + v * d * 4  # of the vectors and of the table, taken at once
     return gradients + max(way_back, in_chunk + asked * d * w + v * d * w)
