@@ -2,7 +2,7 @@
 
 loop.py         the training step, and what keeps a run from losing anything
 tasks.py        what a batch's loss is, scores on held-out data, samples
-objectives.py   the loss over a vocabulary, a chunk at a time
+objectives.py   the loss over a vocabulary, a chunk at a time    kernels.py  its kernel for a GPU
 optim.py        schedules and AdamW
 loader.py       batches made ahead in a thread
 checkpoint.py   what a run is resumed from        run.py    the run directory
