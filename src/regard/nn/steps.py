@@ -26,7 +26,8 @@ MOST_QUERIES = 64  # that look at the same keys
 
 def fits(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"]) -> bool:
     """Whether a step can be made here."""
-    return ids.is_cuda and has_kernels() and cache.k.dtype != torch.float64 and composes(model, cache, ids)
+    here = ids.is_cuda and ids.device.index == torch.cuda.current_device()  # where triton launches
+    return here and has_kernels() and cache.k.dtype != torch.float64 and composes(model, cache, ids)
 
 
 @functools.cache
@@ -46,7 +47,7 @@ def composes(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"]) -> bool:
         return False
     blocks = [cast(Block, block) for block in tower.stack.blocks]
     layers = [layer for block in blocks for layer in (block.self_attn, block.cross_attn) if layer is not None]
-    config, dtype = tower.config, model.vocabulary_table().dtype
+    config, table, dtype = tower.config, model.vocabulary_table(), cache.k.dtype
     return (
         config.causal
         and config.positions.kind != "alibi"
@@ -56,8 +57,7 @@ def composes(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"]) -> bool:
         and ids.shape[1] == cache.lanes
         and (cache.lanes == 1 or cache.seen is not None)
         and ids.shape[1] * config.n_heads // (config.n_kv_heads or config.n_heads) <= MOST_QUERIES
-        and dtype == cache.k.dtype
-        and all(weight.dtype == dtype for weight in tower.parameters())
+        and all(weight.dtype == dtype and weight.is_contiguous() for weight in (table, *tower.parameters()))
         and not torch.is_autocast_enabled(ids.device.type)
         and not torch.is_grad_enabled()
         and not any(module._forward_hooks or module._forward_pre_hooks for module in tower.modules())

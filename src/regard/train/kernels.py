@@ -18,9 +18,9 @@ def cross_entropy(scores: Tensor, targets: Tensor, n_tokens: int, smoothing: flo
     target; in place of the scores, the loss's gradient: zeros beyond V, and where a target is negative."""
     rows, wide = scores.shape
     norm, at_target = (torch.empty(rows, 1, device=scores.device, dtype=torch.float32) for _ in range(2))
-    _cross_entropy[(rows,)](
-        scores, targets, norm, at_target, n_tokens, wide, 1 - smoothing, smoothing / n_tokens, BLOCK=BLOCK, num_warps=8
-    )
+    given = scores, targets, norm, at_target, n_tokens, wide, 1 - smoothing, smoothing / n_tokens
+    with torch.cuda.device_of(scores):  # where triton launches
+        _cross_entropy[(rows,)](*given, BLOCK=BLOCK, num_warps=8)
     return norm, at_target
 
 
