@@ -256,7 +256,6 @@ def _gpt2():
         (presets.vaswani_base(), 800, 32, True, True, 7_610),
         (_gpt2(), 32, 1024, False, False, 26_500),
         (_gpt2(), 8, 1024, False, False, 9_834),
-        (presets.vaswani_base(), 800, 32, False, False, 15_831),
         (presets.vaswani_base(), 200, 32, False, False, 5_318),
     ],
 )

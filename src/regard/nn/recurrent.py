@@ -7,9 +7,10 @@ Attention here is :class:`~regard.nn.attention.Attention` with every projection 
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Collection
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -135,12 +136,21 @@ class Cell(nn.Module):
             return torch.gru(x, state[None], weights, True, 1, 0.0, True, False, True)[0]
         cell = x.new_zeros(x.shape[0], self.d_hidden)
         if self.project is None:
-            return torch.lstm(x, (state[None], cell[None]), weights, True, 1, 0.0, True, False, True)[0]
+            with _without_onednn(x):
+                return torch.lstm(x, (state[None], cell[None]), weights, True, 1, 0.0, True, False, True)[0]
         outs = []
         for t in range(x.shape[1]):
             state, cell = self.step(x[:, t], state, cell)
             outs.append(state)
         return torch.stack(outs, dim=1)
+
+
+def _without_onednn(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """oneDNN would run an LSTM in bfloat16 on a CPU that has none, and fails."""
+    half = x.device.type == "cpu" and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"))
+    if not half or torch.compiler.is_compiling() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return contextlib.nullcontext()
+    return torch.backends.mkldnn.flags(enabled=False)
 
 
 class RecurrentTower(nn.Module):

@@ -432,7 +432,7 @@ def memory(
 
     >>> from regard import presets
     >>> round(memory(presets.gpt2(), Load(rows=8, length=1024)).peak / 1e9, 1)
-    6.1
+    5.3
     """
     whole = total(pieces(config, load))
     n = whole.parameters
