@@ -7,10 +7,9 @@ Attention here is :class:`~regard.nn.attention.Attention` with every projection 
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Collection
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -136,8 +135,12 @@ class Cell(nn.Module):
             return torch.gru(x, state[None], weights, True, 1, 0.0, True, False, True)[0]
         cell = x.new_zeros(x.shape[0], self.d_hidden)
         if self.project is None:
-            with _without_onednn(x):
-                return torch.lstm(x, (state[None], cell[None]), weights, True, 1, 0.0, True, False, True)[0]
+            if _lacks_bfloat16(x):  # a CPU whose oneDNN would fail
+                with torch.autocast("cpu", enabled=False):
+                    x, state, cell, *weights = (part.float() for part in (x, state, cell, *weights))
+                    given = (x, (state[None], cell[None]), weights)
+                    return torch.lstm(*given, True, 1, 0.0, True, False, True)[0].bfloat16()
+            return torch.lstm(x, (state[None], cell[None]), weights, True, 1, 0.0, True, False, True)[0]
         outs = []
         for t in range(x.shape[1]):
             state, cell = self.step(x[:, t], state, cell)
@@ -145,12 +148,10 @@ class Cell(nn.Module):
         return torch.stack(outs, dim=1)
 
 
-def _without_onednn(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """oneDNN would run an LSTM in bfloat16 on a CPU that has none, and fails."""
+def _lacks_bfloat16(x: Tensor) -> bool:
+    """Whether x is to be computed with in bfloat16, on a CPU that cannot."""
     half = x.device.type == "cpu" and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"))
-    if not half or torch.compiler.is_compiling() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return contextlib.nullcontext()
-    return torch.backends.mkldnn.flags(enabled=False)
+    return half and not torch.compiler.is_compiling() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class RecurrentTower(nn.Module):
