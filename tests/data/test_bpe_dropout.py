@@ -373,6 +373,7 @@ def test_parts_add_up_to_the_whole_batch(pairs, tmp_path, batches_of):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_never_killed(pairs, tmp_path, monkeypatch, batches_of):
     made, data = pairs
     layout = batches_of().train

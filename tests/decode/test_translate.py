@@ -80,6 +80,7 @@ def test_a_document_is_put_back_together(model):
     assert len(one.tokens) <= 2 * 15 + 16
 
 
+@pytest.mark.slow
 def test_a_line_of_thousands_of_words(model):
     text = " ".join(toy.sentences(500, seed=3))
     assert len(text.split()) > 2_000
@@ -189,6 +190,7 @@ def test_precisions(work, precision):
     assert logits.shape == (1, 2, len(model.tokenizer))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not multiplies_int8(), reason="this machine or this torch has no such product")
 def test_int8_translates_alike_in_any_batch(work):
     model = regard.load(work / "run-translate", precision="int8")

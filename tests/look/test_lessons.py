@@ -186,6 +186,7 @@ def test_look_at_a_translator(runs, tmp_path):
     assert list(table["changes"]) == ["decoder.0.cross", "decoder.1.cross"]
 
 
+@pytest.mark.slow
 def test_look_at_how_something_was_written(runs, tmp_path):
     run = runs["translate"]
     seen = regard.load(run, device="cpu").trace("red dog", beam=3)

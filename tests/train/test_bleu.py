@@ -78,6 +78,7 @@ def test_training_is_the_same_with_it_as_without(tmp_path, model):
     assert not any("bleu" in line for line in without.lines())
 
 
+@pytest.mark.slow
 def test_it_is_told_and_drawn(pairs, tmp_path, capsys):
     recipe, data = pairs
     train(recipe, data.path, tmp_path / "run", device="cpu", watch=Watch())
@@ -87,6 +88,7 @@ def test_it_is_told_and_drawn(pairs, tmp_path, capsys):
     assert (tmp_path / "run" / "curves.png").exists()
 
 
+@pytest.mark.slow
 def test_lines_say_when_the_weights_were_reached_and_how_long_it_took(pairs, tmp_path):
     recipe, data = pairs
     run = fit(recipe, data, tmp_path / "run")
@@ -135,6 +137,7 @@ def test_what_is_better():
     assert not _is_better({"loss": 2.0}, {"step": 1, "loss": 1.0})
 
 
+@pytest.mark.slow
 def test_patience_counts_by_it(pairs, tmp_path, monkeypatch):
     recipe, data = pairs
     said(monkeypatch, 3.0, 2.0, 1.0, 9.0)

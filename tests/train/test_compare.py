@@ -129,6 +129,7 @@ def test_the_picture_is_one(done):
 # Again
 
 
+@pytest.mark.slow
 def test_a_second_call_trains_nothing_and_draws_the_same(done, monkeypatch):
     _, out = done
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}

@@ -64,9 +64,11 @@ def assert_same(one, other):
     [
         ("translate", "copy"),
         ("translate", "shard"),
-        ("images", "copy"),
         ("match", "copy"),  # whose pairs are held against those of the other process
-        *(pytest.param(task, "copy", marks=pytest.mark.slow) for task in ("caption", "show", "paint", "draw")),
+        *(
+            pytest.param(task, "copy", marks=pytest.mark.slow)
+            for task in ("images", "caption", "show", "paint", "draw")
+        ),
     ],
     indirect=["work"],
 )

@@ -278,7 +278,8 @@ RESUMED = {
 
 # With adapters there is all that there is without.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "preferences" else []) for name in RESUMED]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in ("preferences", "elmo") else []) for name in RESUMED],
 )
 @pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_killed_and_resumed_ends_where_it_would_have(name, step, tmp_path, request, monkeypatch):
