@@ -52,7 +52,7 @@ class Stopped(Exception):
         super().__init__(f"stopped by {signal.Signals(number).name}")
 
 
-# Steps from which compiling is taken to be worth its time, some 40 seconds for GPT-2 on an H200: a choice, not measured.
+# Steps from which compiling is taken to be worth its time (40 seconds for GPT-2 on an H200): a choice, not measured.
 EARNED_BACK = 500
 
 
