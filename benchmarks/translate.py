@@ -71,8 +71,7 @@ def ours(folder: Path, precision: str, work: Work) -> Callable[[], list[Any]]:
     def ids() -> list[list[int]]:
         source = torch.tensor(work.sources, device=model.device)
         lengths = torch.full((len(source),), source.shape[1], device=model.device)
-        with torch.inference_mode():
-            memory = model.net.encode(source, lengths)
+        memory = model.recorder.encode(model.net, source, lengths)
         found = search(
             model.net,
             torch.full((len(source), 1), model.tokenizer.start, device=model.device),

@@ -83,7 +83,7 @@ class Model:
         self.between = [*between]  # ids after the first of two texts, beside its end
         self.chat_template = chat_template  # Jinja, where it is not in a file beside the model
         self.images = images  # how images were treated in training: size, channels, mean, std
-        self.recorder = Recorder()  # steps of decoding on a GPU
+        self.recorder = Recorder()  # what decoding does on a GPU
 
     @property
     def has_tokenizer(self) -> bool:

@@ -2,7 +2,7 @@
 
 settings.py   how sequences are chosen
 search.py     the search: ``search(model, prompt, memory=...)``
-recorded.py   its step on a GPU, recorded and replayed
+recorded.py   its beginning and its steps on a GPU, recorded and replayed
 kernels.py    its choices there, by kernels
 translate.py  texts in, translations out
 generate.py   prompts in, what follows them out

@@ -3,8 +3,9 @@ one launch instead of hundreds, which is what a small step waits for. Recorded s
 can be (:mod:`regard.nn.steps`).
 
 A recording has memory of its own. A search of the same shape moves in: what it has chosen and remembers is copied
-there, which takes no time beside a step, and its steps are replays. A prompt is read likewise, and what was read is
-copied out.
+there, which takes no time beside a step, and its steps are replays. Its beginning is recorded likewise, what an encoder
+makes of a source and what a decoder makes of that and of a prompt: inputs are copied in, and what was read is copied
+out.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import copy
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.nn import Transformer, steps
 from regard.nn.cache import Cache
+from regard.nn.masks import Layout
+from regard.nn.outputs import Encoded
 from regard.nn.recurrent import RecurrentCache, RecurrentTower
 
 if TYPE_CHECKING:
@@ -31,7 +35,7 @@ MOST_MEMORY = 1 / 8  # of the device's, for all recordings together
 
 
 class Recorder:
-    """The recorded steps of one model, by shape; those used last are kept."""
+    """What is recorded of one model, by shape; those used last are kept."""
 
     def __init__(self) -> None:
         self.held: OrderedDict[Any, Recording | Reading] = OrderedDict()
@@ -41,9 +45,6 @@ class Recorder:
 
     def takes(self, ids: Tensor) -> bool:
         return fixed_shapes(ids.device) and ids.numel() <= MOST_WAYS
-
-    def reads(self, model: Transformer, prompt: Tensor) -> bool:
-        return self.takes(prompt) and not isinstance(model.decoder, RecurrentTower)
 
     def move_in(self, search: Search) -> Recording:
         """The recording of a search's shape, with the search moved into it. Who was there goes on with copies."""
@@ -60,12 +61,52 @@ class Recorder:
         recording.holder = weakref.ref(search)
         return recording
 
-    def read(self, model: Transformer, prompt: Tensor, lengths: Tensor | None, **sizes: Any) -> tuple[Cache, Tensor]:
-        """A cache with prompts in it, and the scores of what follows them."""
-        key = ("reading", prompt.shape, lengths is None, torch.is_autocast_enabled(prompt.device.type), *sizes.items())
+    @torch.inference_mode()
+    def encode(self, model: Transformer, source: Int[Tensor, "B S"], lengths: Int[Tensor, " B"] | None) -> Encoded:
+        """What the encoder makes of texts."""
+        if not self.takes(source) or isinstance(model.encoder, RecurrentTower):
+            return model.encode(source, lengths)
+
+        def run(source, lengths):
+            return (model.encode(source, lengths).hidden,)
+
+        [hidden] = self._read("a source", run, source, lengths)
+        return Encoded(hidden.clone(), Layout(lengths=lengths), None, {}, ())
+
+    def begin(
+        self,
+        model: Transformer,
+        prompt: Int[Tensor, "B T"],
+        lengths: Int[Tensor, " B"] | None,
+        memory: Encoded | None,
+        *,
+        max_len: int,
+        lanes: int,
+        dtype: torch.dtype | None,
+    ) -> tuple[Cache | RecurrentCache, Float[Tensor, "B 1 V"]]:
+        """What the function of this name gives. Prompts are read into a cache just as large as they are, and moved into
+        one with all the room: so how much that is, is no part of what is recorded."""
+        if not self.takes(prompt) or isinstance(model.decoder, RecurrentTower):
+            return begin(model, prompt, lengths, memory, max_len=max_len, lanes=lanes, dtype=dtype)
+
+        def run(prompt, lengths, hidden, real, starts):
+            memory = None if hidden is None else Encoded(hidden, Layout(real, starts), None, {}, ())
+            fused = self.kernels is not None
+            return begin(model, prompt, lengths, memory, fused=fused, max_len=prompt.shape[1], dtype=dtype)
+
+        layout = Layout() if memory is None else memory.layout
+        given = (prompt, lengths, None if memory is None else memory.hidden, layout.lengths, layout.starts)
+        cache, scores = self._read(("a prompt", dtype), run, *given)
+        return cache.widened(max_len, lanes), scores.clone()
+
+    def _read(self, what: Any, run: Callable[..., Any], *given: Tensor | None) -> Any:
+        """What ``run`` makes of what is given, in memory of the recording of its shape."""
+        device = cast(Tensor, given[0]).device
+        shapes = (None if t is None else (t.shape, t.dtype) for t in given)
+        key = (what, torch.is_autocast_enabled(device.type), *shapes)
         if key not in self.held:
-            self.held[key] = Reading(self, model, prompt, lengths, sizes)
-        return cast(Reading, self._kept(key, prompt.device)).read(prompt, lengths)
+            self.held[key] = Reading(self, run, given)
+        return cast(Reading, self._kept(key, device)).read(given)
 
     def _kept(self, key: Any, device: torch.device) -> Recording | Reading:
         """One that is used now; those that were used long ago go where there is no room for all."""
@@ -136,33 +177,29 @@ class Recording:
 
 
 class Reading:
-    """A pass over prompts of one shape: where they stand, the cache that they go into, and its launches."""
+    """A pass over inputs of one shape: where they stand, what comes of them, and its launches."""
 
-    def __init__(
-        self, recorder: Recorder, model: Transformer, prompt: Tensor, lengths: Tensor | None, sizes: dict[str, Any]
-    ):
-        self.recorder, self.model = recorder, model
-        self.prompt, self.lengths = prompt.clone(), None if lengths is None else lengths.clone()
-        self.cache = cast(Cache, model.start(batch_size=len(prompt), **sizes))
-        self.scores: Tensor | None = None
+    def __init__(self, recorder: Recorder, run: Callable[..., Any], given: Sequence[Tensor | None]):
+        self.recorder, self.run = recorder, run
+        self.given = [None if t is None else t.clone() for t in given]
+        self.made: tuple[Cache | Tensor, ...] = ()
         self.replay: Callable[[], None] | None = None
-        self.bytes = self.cache.k.nbytes + self.cache.v.nbytes
+        self.bytes = 0
 
-    def read(self, prompt: Tensor, lengths: Tensor | None) -> tuple[Cache, Tensor]:
-        """What was read, for who goes on from it."""
-        self.prompt.copy_(prompt)
-        if self.lengths is not None and lengths is not None:
-            self.lengths.copy_(lengths)
-        if self.replay is None and self.scores is not None:
-            self.replay = self.recorder.record(self._read, prompt.device)
+    def read(self, given: Sequence[Tensor | None]) -> tuple[Cache | Tensor, ...]:
+        """What comes of these, to be copied before anything else is replayed, whose memory it may be: the first time as
+        it is, which readies the kernels, from then on recorded."""
+        for held, new in zip(self.given, given, strict=True):
+            if held is not None and new is not None:
+                held.copy_(new)
+        if self.made and self.replay is None:
+            self.replay = self.recorder.record(self._read, cast(Tensor, given[0]).device)
         (self.replay or self._read)()
-        assert self.scores is not None
-        return self.cache.copied(), self.scores.clone()
+        return self.made
 
     def _read(self) -> None:
-        self.cache.position.zero_()
-        fused = self.recorder.kernels is not None
-        self.scores = read(self.model, self.cache, self.prompt, self.lengths, fused=fused)
+        self.made = self.run(*self.given)
+        self.bytes = sum(t.nbytes for t in tensors(*(t for t in self.given if t is not None), *self.made))
 
 
 def choosing() -> Any:
@@ -172,21 +209,23 @@ def choosing() -> Any:
     return kernels
 
 
-def read(
+def begin(
     model: Transformer,
-    cache: Cache | RecurrentCache,
-    prompt: Tensor,
-    lengths: Tensor | None,
+    prompt: Int[Tensor, "B T"],
+    lengths: Int[Tensor, " B"] | None,
+    memory: Encoded | None,
     *,
     fused: bool = False,
-) -> Tensor:
-    """Take prompts into an empty cache; the scores of what follows them."""
+    **sizes: Any,
+) -> tuple[Cache | RecurrentCache, Float[Tensor, "B 1 V"]]:
+    """A cache with prompts in it, after a memory if there is one, and the scores of what follows them."""
+    cache = model.start(memory=memory, batch_size=len(prompt), **sizes)
     hidden = model.decode(prompt, cache=cache, layout=lengths).hidden
     if lengths is None:
         last = hidden[:, -1:]
     else:
         last = hidden.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
-    return steps.scores(model, last[:, 0].contiguous())[:, None] if fused else model.logits(last).float()
+    return cache, steps.scores(model, last[:, 0].contiguous())[:, None] if fused else model.logits(last).float()
 
 
 def step(model: Transformer, cache: Cache | RecurrentCache, state: State, ids: Tensor, *, fused: bool = False) -> None:
@@ -204,11 +243,16 @@ def step(model: Transformer, cache: Cache | RecurrentCache, state: State, ids: T
     ids.copy_(chosen)
 
 
-def tensors(cache: Cache, state: State, ids: Tensor) -> Iterator[Tensor]:
+def tensors(*holders: Cache | State | Tensor) -> Iterator[Tensor]:
     """All that a step reads and changes, beside the weights."""
-    yield from (ids, *state.of_rows.values(), cache.k, cache.v, cache.position)
-    yield from (t for layer in cache.cross for t in layer)
-    yield from (t for t in (cache.seen, cache.memory_mask.bias, cache.memory_mask.alive) if t is not None)
+    for one in holders:
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, Cache):
+            yield from (one.k, one.v, one.position, *(t for layer in one.cross for t in layer))
+            yield from (t for t in (one.seen, one.memory_mask.bias, one.memory_mask.alive) if t is not None)
+        else:
+            yield from one.of_rows.values()
 
 
 # ---------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def search(
 
     Any of the ids of ``end`` ends one. ``limits`` are the most tokens of each row, ``never`` ids that are not to be
     written (padding). ``requests`` number the rows for their draws, and ``seeds`` are theirs; by default they are
-    counted, and have the settings' seed. A ``recorder`` replays steps on a GPU.
+    counted, and have the settings' seed. A ``recorder`` replays beginnings and steps on a GPU.
 
     >>> from regard import presets
     >>> model = Transformer(presets.tiny_encoder_decoder()).eval()
@@ -162,11 +162,8 @@ class Search:
         # On a CPU attention to a float32 cache is exact, and no slower.
         half = prompt.device.type == "cpu" and next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
         sizes = {"max_len": room, "lanes": how.ways, "dtype": torch.float32 if half else None}
-        if recorder is not None and memory is None and recorder.reads(model, prompt):
-            cache, scores = recorder.read(model, prompt, lengths, **sizes)
-        else:
-            cache = model.start(memory, **sizes) if memory is not None else model.start(batch_size=rows, **sizes)
-            scores = recorded.read(model, cache, prompt, lengths)
+        begin = recorded.begin if recorder is None else recorder.begin
+        cache, scores = begin(model, prompt, lengths, memory, **sizes)
         kind = Draws if how.temperature or how.ways == 1 else Beams
         state = kind(how, limits, most, ends, never, prompt.device, requests, seeds)
         state.watch, state.kernels = watch, None if recorder is None else recorder.kernels

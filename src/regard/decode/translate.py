@@ -201,8 +201,7 @@ def encode(model: Model, batch: Sequence[Unit]) -> Encoded:
     for row, unit in zip(source, batch, strict=False):
         row[: len(unit.ids)] = unit.ids
     source[np.arange(rows), lengths - 1] = reads.end
-    with torch.inference_mode():
-        return model.net.encode(*(torch.from_numpy(ids).to(model.device) for ids in (source, lengths)))
+    return model.recorder.encode(model.net, *(torch.from_numpy(ids).to(model.device) for ids in (source, lengths)))
 
 
 def _search(model: Model, batch: list[Unit], memory: Encoded, how: Decoding) -> None:

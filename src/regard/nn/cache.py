@@ -257,6 +257,19 @@ class Cache:
         other.seen = None if self.seen is None else self.seen.clone()
         return other
 
+    def widened(self, max_len: int, lanes: int) -> Cache:
+        """The same with more room, for the only lane there is and for others beside it."""
+        assert self.lanes == 1, "slots of one lane are moved apart"
+        other, n = self.copied(), self.max_len
+
+        def spread(held: Tensor) -> Tensor:
+            wide = held.new_zeros(*held.shape[:3], max_len * lanes + 1, held.shape[4])
+            wide[:, :, :, : n * lanes : lanes] = held[:, :, :, :n]
+            return wide
+
+        other.max_len, other.lanes, other.k, other.v = max_len, lanes, spread(self.k), spread(self.v)
+        return other
+
     def keep(self, rows: Int[Tensor, " N"]) -> None:
         """Go on with some rows only."""
         self.k, self.v, self.position = self.k[:, rows], self.v[:, rows], self.position[rows]
