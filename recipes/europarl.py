@@ -2,10 +2,10 @@
 
     python recipes/europarl.py ../shared/data/europarl data/europarl-en-de
 
-writes near.tsv (the first three tenths, 1999 to 2002), later.tsv (all after them) and turned.tsv (all of them from German
-to English). The debates are in the order of their dates, dev and test of October and December 2000. Up to the summer of
-that year German was spelled as before the reform (daß, muß, Prozeß): a word with ß becomes the one with ss where the later
-half of the corpus writes it so.
+writes near.tsv (the first three tenths, 1999 to 2002), later.tsv (all after them) and turned.tsv (all of them, from
+German to English). The debates are in the order of their dates; dev and test are of October and December 2000. Up to the
+summer of that year German was spelled as before the reform (daß, muß, Prozeß): a word with ß becomes the one with ss
+where the later half of the corpus writes it so.
 """
 
 import lzma
@@ -21,7 +21,7 @@ SHARP = re.compile(r"\w*(?:ß|ss)\w*")
 
 def main(folder: str, out: str) -> None:
     english, german = (
-        lzma.open(Path(folder, f"train.{language}.xz"), "rt", encoding="utf-8").read().splitlines()
+        lzma.decompress(Path(folder, f"train.{language}.xz").read_bytes()).decode().rstrip("\n").split("\n")
         for language in ("en", "de")
     )
     today = Counter(word for line in german[len(german) // 2 :] for word in SHARP.findall(line))

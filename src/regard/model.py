@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from regard.look.attention import Attention
     from regard.look.trace import Trace
 
-SHIPPED = Path(__file__).parents[2] / "models"
+SHIPPED = Path(__file__).parent / "models"  # in a checkout a link to models/; a wheel has the files
 Precision = Literal["float32", "bfloat16", "float16", "int8"]
 Pooling = Literal["mean", "class", "end"]
 
@@ -313,6 +313,8 @@ def load(
     int8 = precision == "int8"
     if int8 and place.type != "cpu":
         raise InputError(f"precision (int8): goes with a CPU, not with {place.type}; leave it out")
+    if int8 and not packed:
+        raise InputError("precision (int8): weights are laid out for it, and packed=False leaves them; leave one out")
     if int8 and not multiplies_int8():
         raise InputError("precision (int8): this torch has no such product for this machine; leave it out")
     dtype = getattr(torch, "float32" if int8 else precision or ("bfloat16" if place.type == "cuda" else "float32"))

@@ -211,6 +211,11 @@ def test_int8_translates_alike_in_any_batch(work):
 # What cannot be loaded
 
 
+def test_int8_is_a_layout_of_its_own(work):
+    with pytest.raises(InputError, match=r"precision \(int8\): .* packed=False leaves them; leave one out"):
+        regard.load(work / "run-translate", device="cpu", precision="int8", packed=False)
+
+
 def test_what_is_no_model(work, tmp_path):
     file = tmp_path / "file"
     file.write_text("{}")

@@ -203,11 +203,15 @@ def test_labels_that_do_not_match():
 # Cards
 
 
-def test_the_card_of_a_classifier(tmp_path):
+def test_the_card_of_a_classifier(tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.evaluate.labelled.AT_ONCE", 19)
     model = labels("classify")
     draw = random.Random(17)
     examples = [(text, draw.choice(LABELS["classify"])) for text in TEXTS[:47]]
-    card = evaluate_labels(model, examples, name="dev.tsv")
+    told = []
+    card = evaluate_labels(model, examples, name="dev.tsv", progress=lambda *seen: told.append(seen))
+    assert [seen[:2] for seen in told] == [(19, 47), (38, 47), (47, 47)]
+    assert told[-1][2] == f"{card.scores[0].value:.1f}% right"
     said, wanted = [f.label for f in model.classify([t for t, _ in examples])], [w for _, w in examples]
     assert [s.name for s in card.scores] == ["accuracy", "macro F1", "Matthews"]
     assert card.scores[0].value == pytest.approx(slow_accuracy(said, wanted))

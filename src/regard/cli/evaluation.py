@@ -100,13 +100,13 @@ def _of_translations(models: Models, source: Any, reference: Any, language: str,
     if not source or not reference:
         raise InputError("--source and --reference: give both, a file each, line by line")
 
-    from regard.decode.watch import translating
+    from regard.decode.watch import answering
     from regard.evaluate import evaluate, read_texts, set_name
 
     sources, references = read_texts(source, reference)
     cards: Cards = []
     for each in models("translate"):
-        with translating(str(each.path)) as progress:
+        with answering(str(each.path)) as progress:
             settings = {"name": set_name(source), "language": language, "progress": progress, **options}
             cards.append((each, evaluate(each, sources, references, **settings)))
     return cards
@@ -114,7 +114,7 @@ def _of_translations(models: Models, source: Any, reference: Any, language: str,
 
 def _of_file(models: Models, file: str, columns: str | None, shuffled: bool, options: dict[str, Any]) -> Cards:
     """Labels of a labelled file; captions, or which belongs to which, of one that has images and texts."""
-    from regard.decode.watch import translating
+    from regard.decode.watch import answering
     from regard.evaluate import evaluate_labels, read_examples, set_name
     from regard.evaluate.captions import evaluate_captions, read_captioned
     from regard.evaluate.retrieval import evaluate_matches
@@ -124,13 +124,15 @@ def _of_file(models: Models, file: str, columns: str | None, shuffled: bool, opt
     for each in models(*(["caption"] if shuffled else ["classify", "tag", "caption", "match"])):
         if each.task == "caption":
             examples = read_captioned(each, file, named)
-            with translating(str(each.path)) as progress:
+            with answering(str(each.path)) as progress:
                 how = {"shuffled": shuffled, "progress": progress, **options}
                 card: Any = evaluate_captions(each, examples, name=set_name(file), **how)
         elif each.task == "match":
             card = evaluate_matches(each, read_captioned(each, file, named), name=set_name(file))
         else:
-            card = evaluate_labels(each, read_examples(each, file, named), name=set_name(file))
+            examples = read_examples(each, file, named)
+            with answering(str(each.path)) as progress:
+                card = evaluate_labels(each, examples, name=set_name(file), progress=progress)
         cards.append((each, card))
     return cards
 

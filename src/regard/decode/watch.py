@@ -1,4 +1,4 @@
-"""What a person sees while much is translated: a bar on standard error, with the sentences a second and one of them."""
+"""What a person sees while there is much to answer: a bar on standard error, with answers a second and one of them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
-def translating(what: str) -> Iterator[Progress]:
-    """A bar to hand to ``translate``; nothing where nobody looks."""
+def answering(what: str) -> Iterator[Progress]:
+    """A bar to hand to ``translate``, ``evaluate`` and the like as ``progress``; nothing where nobody looks."""
     console = Console(stderr=True)
     sentence = TextColumn("{task.fields[one]}", style="dim", markup=False, table_column=Column(ratio=1, no_wrap=True))
     columns = BarColumn(20), MofNCompleteColumn(), _Rate(), TimeRemainingColumn(elapsed_when_finished=True)

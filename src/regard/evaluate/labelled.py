@@ -33,6 +33,9 @@ from regard.schema import InputError, suggest
 Example = tuple[Any, Any]
 """A text, a pair of texts, an image or a list of words; and its label, its number or the list of their tags."""
 Classifier = Callable[[list[Any]], list[Classification]]
+Progress = Callable[[int, int, str], None]
+"""Told now and then how many examples are labelled, of how many, and how well."""
+AT_ONCE = 512  # examples that are sorted by length together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +80,12 @@ class ImageCard(LabelCard):
 
 
 def evaluate_labels(
-    model: Model, examples: Sequence[Example], *, name: str = "test", classify: Classifier | None = None
+    model: Model,
+    examples: Sequence[Example],
+    *,
+    name: str = "test",
+    classify: Classifier | None = None,
+    progress: Progress | None = None,
 ) -> LabelCard:
     """Classify texts or images, or tag texts, with a model and score the answers. ``classify`` is another way to do it:
     with a language model and a prompt, say.
@@ -99,8 +107,16 @@ def evaluate_labels(
     tags = model.task == "tag"
     texts, wanted = [text for text, _ in examples], [label for _, label in examples]
     card = ImageCard if images.reads_images(model) else LabelCard
+    numbers = classify is None and is_regression(model)
+    ask: Any = classify or (model.tag if tags else model.classify)
+    answers, said = [], []
     begun = time.perf_counter()
-    answers: list[Any] = list(classify(texts) if classify else model.tag(texts) if tags else model.classify(texts))
+    while len(said) < len(texts):
+        answers += ask(texts[len(answers) : len(answers) + AT_ONCE])
+        said += [a.tags if tags else a.score if numbers else a.label for a in answers[len(said) :]]
+        if progress is not None:
+            right = [] if numbers else [tuple(a) == tuple(b) for a, b in zip(said, wanted, strict=False)]
+            progress(len(said), len(texts), f"{np.mean(right):.1%} right" if right else "")
     seconds = time.perf_counter() - begun
     of = {
         "name": name,
@@ -110,15 +126,12 @@ def evaluate_labels(
         **about(model),
     }
     if tags:
-        said = [answer.tags for answer in answers]
         scores, by_label = _tag_scores(said, wanted, is_scheme(model.labels))
         return TagCard(scores=scores, by_label=by_label, **of)
-    if classify is None and is_regression(model):
-        numbers = [answer.score for answer in answers]
-        scores = labels.pearson(numbers, wanted), labels.spearman(numbers, wanted)
-        error = float(np.mean((np.array(numbers) - np.array(wanted)) ** 2))
+    if numbers:
+        scores = labels.pearson(said, wanted), labels.spearman(said, wanted)
+        error = float(np.mean((np.array(said) - np.array(wanted)) ** 2))
         return card(scores=scores, by_label=(), error=error, **of)
-    said = [answer.label for answer in answers]
     scores = labels.accuracy(said, wanted), labels.macro_f1(said, wanted), labels.matthews(said, wanted)
     by_label = tuple((label, wanted.count(label), labels.f1(said, wanted, label)) for label in sorted(set(wanted)))
     return card(scores=scores, by_label=by_label, **of)

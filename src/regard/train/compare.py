@@ -17,7 +17,7 @@ from regard.config import InputError, ModelConfig
 from regard.data.prepare import prepare
 from regard.data.store import DataDir
 from regard.data.summary import progress_bar
-from regard.decode.watch import translating
+from regard.decode.watch import answering
 from regard.evaluate import TranslationCard, evaluate, read_texts, set_name
 from regard.evaluate.scores import check_packages
 from regard.model import load
@@ -62,7 +62,7 @@ def compare(
     name = "valid" if test is None else set_name(test[0])
     results = []
     for run in runs:
-        with nullcontext() if quiet else translating(str(run.path)) as progress:
+        with nullcontext() if quiet else answering(str(run.path)) as progress:
             card = evaluate(load(run.path, device=device), sources, references, name=name, progress=progress)
         results.append(_result(run, card))
     examples = {split: facts["examples"] for split, facts in data.manifest["splits"].items()}
