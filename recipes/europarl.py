@@ -3,8 +3,8 @@
     python recipes/europarl.py ../shared/data/europarl data/europarl-en-de
 
 writes near.tsv (the first three tenths, 1999 to 2002), later.tsv (all after them) and turned.tsv (all of them, from
-German to English). The debates are in the order of their dates; dev and test are of October and December 2000. Up to the
-summer of that year German was spelled as before the reform (daß, muß, Prozeß): a word with ß becomes the one with ss
+German to English). The debates are in the order of their dates; dev and test are of October and December 2000. Until
+the summer of that year German was spelled as before the reform (daß, muß, Prozeß): a word with ß becomes that with ss
 where the later half of the corpus writes it so.
 """
 
