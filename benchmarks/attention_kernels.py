@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from measure import Row, measure, report
-from regard.nn.attention import attend_texts, efficient_texts, flash_texts
+from regard.nn.attention import attend_texts, efficient_texts, flash_texts, short_rows, short_texts
 from regard.nn.masks import Texts
 
 WIDTH = 64
@@ -109,7 +109,7 @@ def over_texts(rows: int, heads: int, median: int, longest: int, kind: str, leng
     lengths = packed(rows, length, median, 3, longest)
     candidates = {
         f"{name}, {spare} empty texts": by_texts(kernel, lengths, longest, spare, is_causal=is_causal, across=across)
-        for name, kernel in (("efficient", efficient_texts), ("flash", flash_texts))
+        for name, kernel in (("efficient", efficient_texts), ("flash", flash_texts), ("short", short_texts))
         for spare in (0, len(lengths) // 2)
     }
     if not across:
@@ -125,8 +125,10 @@ def over_lengths() -> None:
     """Dense batches by length."""
     for length in (16, 32, 64, 128, 256, 512, 1024, 2048):
         candidates = {kernel.name: dense(kernel, is_causal=True) for kernel in FUSED}
+        candidates["short"] = partial(short_rows, is_causal=True, scale=WIDTH**-0.5)
         compare(f"length {length}, causal", candidates, 25_600 // length, length, 8)
     candidates = {kernel.name: dense(kernel, is_causal=False) for kernel in FUSED}
+    candidates["short"] = partial(short_rows, is_causal=False, scale=WIDTH**-0.5)
     compare("length 32, full or cross", candidates, 800, 32, 8)
 
 

@@ -353,6 +353,41 @@ def flash_texts(
     return out
 
 
+def short_texts(
+    q: Float[Tensor, "N H D"],
+    k: Float[Tensor, "M H D"],
+    v: Float[Tensor, "M H D"],
+    texts: Texts,
+    *,
+    is_causal: bool,
+    scale: float,
+    dropout: float = 0.0,
+) -> Float[Tensor, "N H D"]:
+    """The kernel for short texts. It has run in triton's interpreter and not on a GPU yet, so that no text_kernel gives
+    it: benchmarks/attention_kernels.py sets it beside the others."""
+    from regard.nn.text_kernels import attend_short
+
+    assert not dropout, "it has none"
+    return attend_short(q, k, v, *texts, is_causal, scale)[0]
+
+
+def short_rows(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B H S D"],
+    v: Float[Tensor, "B H S D"],
+    *,
+    is_causal: bool,
+    scale: float,
+) -> Float[Tensor, "B H T D"]:
+    """The same for rows of one length."""
+    from regard.nn.text_kernels import attend_short
+
+    longest = q.shape[2], k.shape[2]
+    tokens = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B T, H, D)
+    out, _ = attend_short(*tokens, None, None, *longest, is_causal, scale)
+    return out.unflatten(0, (len(q), -1)).transpose(1, 2)
+
+
 class Attention(nn.Module):
     """Multi-head attention with any score function; self-attention unless ``d_memory`` is given.
 
