@@ -8,11 +8,14 @@ Nothing ends early, so that all do the same work. "same" is the share of the tok
 row, regard in its widest precision: random weights have many near ties, which roundings decide. transformers runs its
 plain generate and, on a GPU, also with a static cache and a compiled step, after a warm-up that compiles it. On a CPU
 the floor of a step is shown first: the time it takes to read every weight once, which a token of one row has to.
+There llama.cpp runs too, a row at a time, where it is installed (`pip install llama-cpp-python`, which compiles it).
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import importlib.util
 import json
 import tempfile
 from collections.abc import Callable
@@ -101,6 +104,82 @@ def transformers(folder: Path, precision: str, work: Work, *, compiled: bool = F
     return call
 
 
+THEIRS = {  # llama.cpp's names of transformers' tensors
+    "ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
+    "ln_2": "ffn_norm", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
+}  # fmt: skip
+
+
+def write_gguf(folder: Path, kind: str) -> Path:
+    """The weights as llama.cpp reads them, matrices in float32 or in eight bits."""
+    import gguf
+
+    config = json.loads((folder / "hf.json").read_text())
+    path, matrix = folder / f"{kind}.gguf", getattr(gguf.GGMLQuantizationType, kind)
+    writer = gguf.GGUFWriter(path, "gpt2")
+    writer.add_context_length(config["n_positions"])
+    writer.add_embedding_length(config["n_embd"])
+    writer.add_feed_forward_length(4 * config["n_embd"])
+    writer.add_block_count(config["n_layer"])
+    writer.add_head_count(config["n_head"])
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("no_vocab")
+    state = {name.removeprefix("transformer."): x for name, x in read_weights(folder / "hf.safetensors").items()}
+    named = {"token_embd.weight": state["wte.weight"], "position_embd.weight": state["wpe.weight"]}
+    named |= {f"output_norm.{part}": state[f"ln_f.{part}"] for part in ("weight", "bias")}
+    for layer in range(config["n_layer"]):
+        for theirs, name in THEIRS.items():
+            for part in ("weight", "bias"):
+                given = state[f"h.{layer}.{theirs}.{part}"]
+                named[f"blk.{layer}.{name}.{part}"] = given.T if given.dim() == 2 else given
+    for name, x in named.items():
+        wanted = matrix if x.dim() == 2 and name != "position_embd.weight" else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, gguf.quants.quantize(x.contiguous().numpy(), wanted), raw_dtype=wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def llama_cpp(folder: Path, kind: str, work: Work) -> Callable[[], list[list[int]]]:
+    import llama_cpp as library
+    import numpy as np
+
+    @library.llama_log_callback
+    def say_nothing(level, text, data):
+        pass
+
+    library.llama_log_set(say_nothing, ctypes.c_void_p(0))
+    model = library.llama_model_load_from_file(
+        str(write_gguf(folder, kind)).encode(), library.llama_model_default_params()
+    )
+    settings = library.llama_context_default_params()
+    settings.n_ctx, settings.n_batch = work.length + work.new, work.length
+    settings.n_threads = settings.n_threads_batch = work.threads
+    context = library.llama_init_from_model(model, settings)
+    size = json.loads((folder / "hf.json").read_text())["vocab_size"]
+
+    def read(ids: list[int]) -> int:
+        tokens = (library.llama_token * len(ids))(*ids)  # which the batch only points to
+        assert library.llama_decode(context, library.llama_batch_get_one(tokens, len(ids))) == 0
+        return int(np.ctypeslib.as_array(library.llama_get_logits_ith(context, -1), (size,))[: size - 1].argmax())
+
+    def call() -> list[list[int]]:
+        written = []
+        for prompt in work.prompts().tolist():
+            library.llama_memory_clear(library.llama_get_memory(context), True)
+            ids = [read(prompt)]
+            while len(ids) < work.new:
+                ids.append(read(ids[-1:]))
+            written.append(ids)
+        return written
+
+    call.kept_alive = say_nothing  # type: ignore[attr-defined]
+    return call
+
+
 CANDIDATES = {
     "cpu": {
         "regard float32": (ours, "float32"),
@@ -108,6 +187,8 @@ CANDIDATES = {
         "regard int8": (ours, "int8"),
         "transformers float32": (transformers, "float32"),
         "transformers bfloat16": (transformers, "bfloat16"),
+        "llama.cpp float32": (llama_cpp, "F32"),
+        "llama.cpp int8": (llama_cpp, "Q8_0"),
     },
     "cuda": {
         "regard float32": (ours, "float32"),
@@ -139,8 +220,11 @@ def run(folder: Path, work: Work, args: argparse.Namespace) -> None:
     makes = {
         name: partial(kept, partial(make, folder, precision, work), folder / f"{name}.json")
         for name, (make, precision) in CANDIDATES[work.device].items()
-        if args.only in name
+        if args.only in name and (work.batch == 1 or make is not llama_cpp)
     }
+    if importlib.util.find_spec("llama_cpp") is None:
+        makes = {name: make for name, make in makes.items() if not name.startswith("llama.cpp")}
+        print("llama.cpp: left out (not installed)")
     take = in_turns if work.device == "cuda" else measure_in_turns
     rows = take(makes, warmup=args.warmup, repeats=args.repeats)
     written = {row.name: torch.tensor(json.loads((folder / f"{row.name}.json").read_text())) for row in rows}
@@ -154,7 +238,7 @@ def run(folder: Path, work: Work, args: argparse.Namespace) -> None:
     Console(width=110).print(table)
     seconds = {row.name: row.seconds for row in rows}
     for mine in (row.name for row in rows if row.name.startswith("regard")):
-        for peer in (row.name for row in rows if row.name.startswith("transformers")):
+        for peer in (row.name for row in rows if not row.name.startswith("regard")):
             if mine.split()[1] in peer:
                 print(f"ratio: {mine} / {peer} = {seconds[peer] / seconds[mine]:.3f}")
     print(flush=True)
