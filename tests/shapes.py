@@ -11,7 +11,7 @@ from collections import Counter
 
 import jaxtyping
 
-CALLS = 31  # of each function in each test
+CALLS = 17  # of each function in each test
 
 _called: Counter[types.CodeType] = Counter()
 begin_anew = _called.clear
