@@ -84,7 +84,7 @@ BLOCKS = {f"{p.path.name}:{line}-{kind}": (p, i) for p in PAGES for i, (kind, *_
 # Long trainings, or several.
 SLOW = (
     "caption.md", "classify.md", "compare.md", "draw.md", "embed.md", "fill.md", "fine-tune.md", "interop.md",
-    "match.md", "prefer.md", "train.md", "translate.md:57",
+    "match.md", "prefer.md", "train.md",
 )  # fmt: skip
 MARKED = [
     pytest.param(
