@@ -1,4 +1,4 @@
-"""Shape annotations run here: every call into regard checks the jaxtyping strings of its signature.
+"""Shape annotations run here: calls into regard check the jaxtyping strings of their signatures.
 
 Not where REGARD_PLAIN is set: tests/test_plain.py says why.
 """
@@ -8,15 +8,22 @@ import shutil
 import sys
 
 import pytest
-from jaxtyping import install_import_hook
+
+import shapes
 
 if not os.environ.get("REGARD_PLAIN"):
     assert "regard.nn" not in sys.modules, "the hook must come before the package"
-    install_import_hook("regard.nn", "beartype.beartype")
+    shapes.install()
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers share two cores, and so does what they start
 import torch
 
-torch.set_num_threads(1)  # two workers share two cores
+torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    shapes.begin_anew()
 
 
 @pytest.fixture(autouse=True)

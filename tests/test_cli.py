@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
+import ready
 import regard
 from regard import presets
 
 ROOT = Path(__file__).parents[1]
 
 
-def run(*arguments, module="regard", **options):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FORCE_COLOR": ""}
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, **options)
+def run(*arguments, cwd=None):
+    return ready.run(*arguments, cwd=cwd, env={"FORCE_COLOR": ""})
 
 
 def test_version_is_the_packages():
     assert regard.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert run("--version").stdout == f"regard {regard.__version__}\n"
+    said = subprocess.run([sys.executable, "-m", "regard", "--version"], capture_output=True, text=True).stdout
+    assert said == f"regard {regard.__version__}\n"
 
 
 JOBS = [

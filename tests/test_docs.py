@@ -8,17 +8,14 @@ share their files and names, from the top down.
 
 import contextlib
 import doctest
-import multiprocessing.forkserver
 import os
 import re
-import shlex
-import subprocess
 import sys
-import tempfile
-from multiprocessing import reduction
 from pathlib import Path
 
 import pytest
+
+import ready
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(console|python)( network)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -27,59 +24,6 @@ ELSEWHERE = re.compile(r"(make|git|cd|source|\.|\S*pip3?|\S*python3? -m (venv|pi
 
 # Nothing that only a shell understands, and what a shell then does with it.
 READY = re.compile(r"(regard [^|<>&;$`*?~\\]*)(\|.*)?", re.DOTALL)
-
-
-def in_a_shell(command, environment, given=None):
-    streams = {"stdin": given, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run(command, shell=True, env=environment, text=True, **streams)
-    return done.returncode, done.stdout
-
-
-def ready(command, rest, environment):
-    """The same in a process that has torch already: a fork of one that has imported it and done nothing else. To import
-    it is most of what a short command does. What stands behind it (``| head -1``, ``|| true``) is the shell's."""
-    piped = bool(rest) and not rest.startswith("||")
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as apart:
-        streams = [reduction.DupFd(file.fileno()) for file in (out, apart if piped else out)]
-        server = multiprocessing.get_context("forkserver")
-        process = server.Process(target=forked, args=(shlex.split(command)[1:], os.getcwd(), environment, streams))
-        process.start()
-        process.join()
-        out.seek(0)
-        apart.seek(0)
-        if piped:
-            code, said = in_a_shell(rest[1:], environment, out)
-            return code, apart.read() + said
-        if rest and process.exitcode:
-            code, said = in_a_shell(f"(exit {process.exitcode}) {rest}", environment)
-            return code, out.read() + said
-        return process.exitcode, out.read()
-
-
-def forked(arguments, place, environment, streams):
-    os.chdir(place)
-    os.environ.clear()
-    os.environ.update(environment)
-    places = os.open(os.devnull, os.O_RDONLY), *(stream.detach() for stream in streams)
-    for stream, where in enumerate(places):
-        os.dup2(where, stream)
-    sys.argv = ["regard", *arguments]
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(i, how) for i, how in enumerate(("r", "w", "w")))
-    from regard.cli import main
-
-    main()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forkserver():
-    server = multiprocessing.get_context("forkserver")
-    # The last two are what a training imports beside it.
-    modules = ["torch", "regard.cli", "regard.model", "regard.train.loop", "torch._dynamo", "matplotlib.figure"]
-    server.set_forkserver_preload(modules)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")  # which torch reads when it is imported
-        multiprocessing.forkserver.ensure_running()
-        yield
 
 
 class Page:
@@ -113,7 +57,9 @@ class Page:
                 continue
             command = command.replace("\\\n> ", "").replace("\n> ", "\n")
             alone = READY.fullmatch(command)
-            code, said = ready(alone[1], alone[2], environment) if alone else in_a_shell(command, environment)
+            code, said = (
+                ready.shell(alone[1], alone[2], environment) if alone else ready.in_a_shell(command, environment)
+            )
             assert code == 0, f"$ {command}{said}"
             got = "".join(f"{line.rstrip()}\n" for line in said.splitlines())
             lines = [line.rstrip() for line in printed.splitlines()]
@@ -138,7 +84,7 @@ BLOCKS = {f"{p.path.name}:{line}-{kind}": (p, i) for p in PAGES for i, (kind, *_
 # Long trainings, or several.
 SLOW = (
     "caption.md", "classify.md", "compare.md", "draw.md", "embed.md", "fill.md", "fine-tune.md", "interop.md",
-    "match.md", "prefer.md", "train.md", "translate.md:57",
+    "match.md", "prefer.md", "train.md",
 )  # fmt: skip
 MARKED = [
     pytest.param(

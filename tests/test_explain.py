@@ -3,12 +3,12 @@
 import dataclasses
 import inspect
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
+import ready
 from regard import config, presets, recipe
 from regard.config import ConfigError, Stack
 from regard.explain import FROM_THE_DATA, SPECIAL, Draft, abouts, read
@@ -181,10 +181,8 @@ def test_the_page_keeps_to_its_width(path, width):
         assert "".join(value.about.split()) in shown if width < 120 else value.source.replace(" ", "") in shown
 
 
-def run_command(*arguments, **options):
-    environment = {**os.environ, "FORCE_COLOR": ""}
-    command = [sys.executable, "-m", "regard", "explain", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, **options)
+def run_command(*arguments):
+    return ready.run("explain", *arguments, env={"FORCE_COLOR": ""})
 
 
 def test_the_command(path):

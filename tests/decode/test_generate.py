@@ -13,6 +13,7 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 
+import ready
 import regard
 import toy
 from regard import recipe
@@ -525,10 +526,8 @@ def test_templates_that_go_wrong(tmp_path, template, message):
 # The commands
 
 
-def run(folder, *arguments, **options):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-    command = [sys.executable, "-m", "regard", *map(str, arguments)]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, **options)
+def run(folder, *arguments, input=""):
+    return ready.run(*arguments, cwd=folder, env={"COLUMNS": "100"}, input=input)
 
 
 def test_prompts_files_and_standard_input_give_the_same(work, model):
@@ -591,7 +590,7 @@ def test_what_is_left_out_is_told(work, model):
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(work, arguments, message):
-    done = run(work, *arguments, stdin=subprocess.DEVNULL)
+    done = run(work, *arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()

@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 
+import ready
 import regard
 import toy
 from regard.config import InputError
@@ -250,8 +251,8 @@ def command(*arguments):
     return {"args": [sys.executable, "-m", "regard", *map(str, arguments)], "env": environment}
 
 
-def run(folder, *arguments, **options):
-    return subprocess.run(**command(*arguments), cwd=folder, capture_output=True, text=True, **options)
+def run(folder, *arguments, input=""):
+    return ready.run(*arguments, cwd=folder, env={"COLUMNS": "100"}, input=input)
 
 
 def test_texts_files_and_standard_input_give_the_same(work, model):

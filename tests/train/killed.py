@@ -16,7 +16,7 @@ import torch._dynamo  # which an optimizer would import, in every child again: t
 
 import toy
 from regard.data.store import DataDir
-from regard.train import checkpoint
+from regard.train import checkpoint, tasks
 from regard.train.loop import train
 from regard.train.run import Run
 from regard.train.watch import Watch
@@ -88,5 +88,6 @@ def _reap(child: int) -> int | None:
 
 
 if __name__ == "__main__":
+    tasks.samples = lambda *_: iter(())  # to write them takes longer than to train
     torch.set_num_threads(1)  # a forked child must not wait for its parent's threads
     main(Path(sys.argv[1]), int(sys.argv[2]))

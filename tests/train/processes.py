@@ -1,11 +1,13 @@
 """One process of several: run by test_distributed.py under torchrun, or alone."""
 
+import json
 import sys
 from pathlib import Path
 
 import torch
 
 from regard import recipe as recipes
+from regard.train.distributed import World
 from regard.train.loop import Stopped, Trainer, train
 from regard.train.watch import Watch
 
@@ -27,4 +29,7 @@ def main(recipe: str, data: str, out: str, how: str, until: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(*sys.argv[1:5], int(sys.argv[5]))
+    leave, World.leave = World.leave, lambda self: None  # they meet once, for one training after the other
+    for job in json.loads(sys.argv[1]):
+        main(*job)
+    leave(World.join("cpu"))

@@ -20,8 +20,15 @@ RECURRENT = {"preset": "tiny_bahdanau"}
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
+def prepared_pairs(tmp_path_factory):
     return toy.prepared(tmp_path_factory.mktemp("pairs"), "translate", bleu=5)
+
+
+@pytest.fixture
+def pairs(prepared_pairs, monkeypatch):
+    """(recipe, data), of which no samples are shown: to write them takes longer than to train."""
+    monkeypatch.setattr(tasks, "samples", lambda *_: iter(()))
+    return prepared_pairs
 
 
 def fit(recipe, data, path, **options):
@@ -37,8 +44,9 @@ def valid(run, kind="valid"):
 
 
 def said(monkeypatch, *values):
-    """BLEU is these numbers, one a validation; the first is the trial before training."""
+    """BLEU is these numbers, one a validation, and of nothing; the first is the trial before training."""
     left = iter((0.0, *values))
+    monkeypatch.setattr(tasks, "translations", lambda *_: [])
     monkeypatch.setattr(tasks, "bleu", lambda *_: next(left))
 
 

@@ -1,9 +1,6 @@
 """`regard compare`: several recipes on the same data with the same budget, trained once, scored, told and drawn."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,6 +9,7 @@ import sacrebleu
 import torch
 from safetensors.torch import load_file
 
+import ready
 import toy
 from regard import load, presets
 from regard import recipe as recipes
@@ -39,9 +37,7 @@ def work(tmp_path_factory):
 
 
 def regard(folder, *arguments):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "140"}
-    command = [sys.executable, "-m", "regard", "compare", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return ready.run("compare", *arguments, cwd=folder, env={"COLUMNS": "140"})
 
 
 def n_parameters(run):

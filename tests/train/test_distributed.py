@@ -1,6 +1,7 @@
 """Two processes do what one does, with whole copies of the model and with shards of it; and their checkpoints are one
 another's."""
 
+import json
 import os
 import subprocess
 import sys
@@ -21,31 +22,48 @@ def made():
     return {}
 
 
+# What two processes do in every run of the tests, once and in turn: they take longer to start than to train.
+ALWAYS = {
+    "translate": [("two-copy", "copy", 0), ("two-shard", "shard", 0), ("2-1", "shard", 5)],
+    "match": [("two-copy", "copy", 0)],  # whose pairs are held against those of the other process
+}
+
+
 @pytest.fixture(params=["translate"])
 def work(tmp_path_factory, request, made):
-    """Data of a task, and what one process does with it: once, for all tests."""
+    """A folder with the data of a task, and what one process does with it: once, for all tests."""
     if request.param not in made:
-        folder = tmp_path_factory.mktemp("processes")
-        how = {"bleu": 3} if request.param == "translate" else {"lr": 0.001}  # more would make rounding count
-        recipe, data = toy.prepared(
-            folder, request.param, steps=10, checkpoint_every=5, valid_every=5, micro_batches=2, ema=0.5, **how
-        )
-        (folder / "recipe.json").write_text(recipe.to_json())
-        run(folder, data, "one", 1)
-        made[request.param] = folder, data
+        asked = ALWAYS if request.param in ALWAYS else {request.param: [("two-copy", "copy", 0)]}
+        made |= {task: begun(tmp_path_factory.mktemp(task), task) for task in asked}
+        together(*(job(made[task], *one) for task, jobs in asked.items() for one in jobs))
     return made[request.param]
 
 
-def run(folder, data, out, processes, how="copy", until=0):
-    if processes == 1:
-        processes_main(folder / "recipe.json", data.path, folder / out, how, until)
-        return Run(folder / out)
-    arguments = [HERE / "processes.py", folder / "recipe.json", data.path, folder / out, how, str(until)]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *torchrun, *map(str, arguments)]
+def begun(folder, task):
+    how = {"bleu": 3} if task == "translate" else {"lr": 0.001}  # more would make rounding count
+    recipe, _ = toy.prepared(
+        folder, task, steps=10, checkpoint_every=5, valid_every=5, micro_batches=2, ema=0.5, **how
+    )  # fmt: skip
+    (folder / "recipe.json").write_text(recipe.to_json())
+    alone(folder, "one")
+    return folder
+
+
+def job(folder, out, how="copy", until=0):
+    return str(folder / "recipe.json"), str(folder / "data"), str(folder / out), how, until
+
+
+def alone(folder, out, until=0):
+    processes_main(*job(folder, out, until=until))
+    return Run(folder / out)
+
+
+def together(*jobs):
+    """Two processes, and what they do in turn."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *torchrun, str(HERE / "processes.py"), json.dumps(jobs)]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
-    return Run(folder / out)
 
 
 def losses(run):
@@ -64,7 +82,7 @@ def assert_same(one, other):
     [
         ("translate", "copy"),
         ("translate", "shard"),
-        ("match", "copy"),  # whose pairs are held against those of the other process
+        ("match", "copy"),
         *(
             pytest.param(task, "copy", marks=pytest.mark.slow)
             for task in ("images", "caption", "show", "paint", "draw")
@@ -73,19 +91,16 @@ def assert_same(one, other):
     indirect=["work"],
 )
 def test_two_processes_are_one(work, how):
-    folder, data = work
-    assert_same(Run(folder / "one"), run(folder, data, f"two-{how}", 2, how))
+    assert_same(Run(work / "one"), Run(work / f"two-{how}"))
 
 
 def test_what_two_wrote_one_resumes(work):
-    folder, data = work
-    run(folder, data, "2-1", 2, "shard", until=5)
-    assert_same(Run(folder / "one"), run(folder, data, "2-1", 1))
+    assert_same(Run(work / "one"), alone(work, "2-1"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["copy", "shard"])
 def test_what_one_wrote_two_resume(work, how):
-    folder, data = work
-    run(folder, data, f"1-2-{how}", 1, until=5)
-    assert_same(Run(folder / "one"), run(folder, data, f"1-2-{how}", 2, how))
+    alone(work, f"1-2-{how}", until=5)
+    together(job(work, f"1-2-{how}", how))
+    assert_same(Run(work / "one"), Run(work / f"1-2-{how}"))

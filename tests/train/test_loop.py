@@ -34,8 +34,15 @@ def task(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
+def prepared_pairs(tmp_path_factory):
     return toy.prepared(tmp_path_factory.mktemp("pairs"), "translate")
+
+
+@pytest.fixture
+def pairs(prepared_pairs, monkeypatch):
+    """(recipe, data), of which no samples are shown: to write them takes longer than to train. Those of ``task`` are."""
+    monkeypatch.setattr(tasks, "samples", lambda *_: iter(()))
+    return prepared_pairs
 
 
 def fit(recipe, data, path, **options):

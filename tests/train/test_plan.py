@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 
@@ -14,6 +13,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+import ready
 from laws.cases import CASES, an_input, without_dropout
 from regard import presets
 from regard.config import InputError, Patches, Pooled, Positions, Recurrent, Stack, Tokens, Vocabulary
@@ -394,10 +394,8 @@ def found_towers(found):
     return [t for t in (found.config.encoder, found.config.decoder, found.config.text) if t is not None]
 
 
-def run(*arguments, **options):
-    environment = {**os.environ, "FORCE_COLOR": ""}
-    command = [sys.executable, "-m", "regard", "plan", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, **options)
+def run(*arguments, cwd=None):
+    return ready.run("plan", *arguments, cwd=cwd, env={"FORCE_COLOR": ""})
 
 
 def test_the_command_says_it_in_json():

@@ -1,7 +1,6 @@
 """`regard train` as its user meets it: what it prints, how it ends, and how it fails."""
 
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -10,6 +9,7 @@ import time
 
 import pytest
 
+import ready
 import toy
 from regard import cli
 from regard import recipe as recipes
@@ -28,10 +28,8 @@ def work(tmp_path_factory):
     return folder, data
 
 
-def regard(folder, *arguments, **options):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-    command = [sys.executable, "-m", "regard", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, **options)
+def regard(folder, *arguments):
+    return ready.run(*arguments, cwd=folder, env={"COLUMNS": "100"})
 
 
 def refused(done, *parts):
@@ -96,7 +94,8 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(work):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 
-    done = regard(folder, "train", "--resume", out, preexec_fn=limit)
+    command = [sys.executable, "-m", "regard", "train", "--resume", str(out)]
+    done = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True)
     refused(done, "cannot be written", "what was there before is intact: make room and try again")
     assert checkpoint.checkpoints(out)[-1] == earlier
     checkpoint.load(earlier)
