@@ -1,8 +1,9 @@
-"""Attention within short texts, for training on a GPU: a program has a head of a whole text at once, or a block of it,
-and gives its gradient in one pass.
+"""Attention within short texts, for training on a GPU: a program has a head of a whole text at once, and gives its
+gradient in one pass.
 
 A text of some thirty tokens is too short for kernels that share one out among many programs: most of their time goes
-into what surrounds the arithmetic. Texts are rows of a batch, or lie one after the other by their bounds.
+into what surrounds the arithmetic. Texts are rows of a batch, or lie one after the other by their bounds; a longer one
+is worked through block by block.
 
 This module needs triton, and is imported by :mod:`regard.nn.attention` alone, where there is a GPU.
 """
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LARGEST = 64  # tokens of a block; longer texts are several
+BLOCK = 64  # tokens at most
 HIDDEN = tl.constexpr(-1e30)  # a score that is not to be seen; finite, so that a row of nothing else is no NaN
 
 
@@ -33,29 +34,28 @@ def attend_short(
 ) -> tuple[Tensor, Tensor]:
     """What the tokens of q (N, H, D) see of k and v (M, H, D), each text by itself, and the logarithms of their sums of
     exponentials (N, H). Without bounds all texts are as long as the longest."""
-    out, sums = _empty(q), torch.empty(q.shape[:2], device=q.device, dtype=torch.float32)
-    texts = len(q) // longest_query if query_bounds is None else len(query_bounds) - 1
+    out, sums = _results(q)
     with torch.cuda.device_of(q):  # where triton launches
-        _forward[(texts * q.shape[1],)](
+        _forward[_programs(q, query_bounds, longest_query)](
             q, k, v, out, sums, query_bounds, key_bounds, *_strides(q, k, v), scale, longest_query, longest_key,
-            HEADS=q.shape[1], D=q.shape[2], CAUSAL=is_causal, **_blocks(longest_query, longest_key),
+            HEADS=q.shape[1], D=q.shape[2], CAUSAL=is_causal, **_sizes(longest_query, longest_key),
         )  # fmt: skip
     return out, sums
 
 
 @attend_short.register_fake
-def _(q, k, v, query_bounds, key_bounds, longest_query, longest_key, is_causal, scale):
-    return _empty(q), torch.empty(q.shape[:2], device=q.device, dtype=torch.float32)
+def _(q, *rest):
+    return _results(q)
 
 
 @torch.library.custom_op("regard::attend_short_backward", mutates_args=())
 def attend_short_backward(
     gradient: Tensor,
+    out: Tensor,
+    sums: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
-    sums: Tensor,
     query_bounds: Tensor | None,
     key_bounds: Tensor | None,
     longest_query: int,
@@ -64,41 +64,43 @@ def attend_short_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v."""
-    gradient = gradient.contiguous()
-    sizes = _blocks(longest_query, longest_key)
-    # A query of several blocks of keys has its gradient in parts, which are added up where it stands.
-    parts = longest_key > sizes["KEYS"]
-    dq, dk, dv = torch.empty_like(_empty(q), dtype=torch.float32) if parts else _empty(q), _empty(k), _empty(v)
-    texts = len(q) // longest_query if query_bounds is None else len(query_bounds) - 1
+    dq, dk, dv = _like(q), _like(k), _like(v)
     with torch.cuda.device_of(q):
-        _backward[(texts * q.shape[1],)](
-            gradient, q, k, v, out, sums, dq, dk, dv, query_bounds, key_bounds, *_strides(q, k, v),
-            scale, longest_query, longest_key, HEADS=q.shape[1], D=q.shape[2], CAUSAL=is_causal, PARTS=parts, **sizes,
+        _backward[_programs(q, query_bounds, longest_query)](
+            gradient.contiguous(), out, sums, q, k, v, dq, dk, dv, query_bounds, key_bounds, *_strides(q, k, v),
+            scale, longest_query, longest_key,
+            HEADS=q.shape[1], D=q.shape[2], CAUSAL=is_causal, **_sizes(longest_query, longest_key),
         )  # fmt: skip
-    return dq.to(q.dtype), dk, dv
+    return dq, dk, dv
 
 
 @attend_short_backward.register_fake
-def _(gradient, q, k, v, out, sums, query_bounds, key_bounds, longest_query, longest_key, is_causal, scale):
-    return _empty(q), _empty(k), _empty(v)
+def _(gradient, out, sums, q, k, v, *rest):
+    return _like(q), _like(k), _like(v)
 
 
 def _keep(ctx, inputs, output) -> None:
     q, k, v, query_bounds, key_bounds, *ctx.rest = inputs
-    ctx.save_for_backward(q, k, v, *output, query_bounds, key_bounds)
+    ctx.save_for_backward(*output, q, k, v, query_bounds, key_bounds)
 
 
 def _gradients(ctx, gradient, _):
-    q, k, v, out, sums, query_bounds, key_bounds = ctx.saved_tensors
-    found = attend_short_backward(gradient, q, k, v, out, sums, query_bounds, key_bounds, *ctx.rest)
-    return *found, None, None, None, None, None, None
+    return *attend_short_backward(gradient, *ctx.saved_tensors, *ctx.rest), *6 * (None,)
 
 
 attend_short.register_autograd(_gradients, setup_context=_keep)
 
 
-def _empty(x: Tensor) -> Tensor:
+def _like(x: Tensor) -> Tensor:
     return torch.empty(x.shape, device=x.device, dtype=x.dtype)
+
+
+def _results(q: Tensor) -> tuple[Tensor, Tensor]:
+    return _like(q), torch.empty(q.shape[:2], device=q.device, dtype=torch.float32)
+
+
+def _programs(q: Tensor, bounds: Tensor | None, longest: int) -> tuple[int]:
+    return ((len(q) // longest if bounds is None else len(bounds) - 1) * q.shape[1],)
 
 
 def _strides(*given: Tensor) -> tuple[int, ...]:
@@ -106,9 +108,13 @@ def _strides(*given: Tensor) -> tuple[int, ...]:
     return tuple(stride for x in given for stride in x.stride()[:2])
 
 
-def _blocks(longest_query: int, longest_key: int) -> dict[str, int]:
-    queries, keys = (min(LARGEST, max(16, triton.next_power_of_2(n))) for n in (longest_query, longest_key))
+def _sizes(longest_query: int, longest_key: int) -> dict[str, int]:
+    queries, keys = (min(BLOCK, max(16, triton.next_power_of_2(n))) for n in (longest_query, longest_key))
     return {"QUERIES": queries, "KEYS": keys, "num_warps": 4 if max(queries, keys) > 32 else 2, "num_stages": 1}
+
+
+# ---------------------------------------------------------------------------------------
+# The kernels
 
 
 @triton.jit
@@ -118,6 +124,18 @@ def _text(bounds, which, longest):
         return which.to(tl.int64) * longest, longest
     begin = tl.load(bounds + which)
     return begin.to(tl.int64), tl.load(bounds + which + 1) - begin
+
+
+@triton.jit
+def _tokens(x, at, stride, n, D: tl.constexpr):
+    """Some tokens of a text of n; zeros after its end."""
+    return tl.load(x + at[:, None] * stride + tl.arange(0, D)[None, :], mask=(at < n)[:, None], other=0.0)
+
+
+@triton.jit
+def _store(x, at, stride, n, given, D: tl.constexpr):
+    place = x + at[:, None] * stride + tl.arange(0, D)[None, :]
+    tl.store(place, given.to(x.dtype.element_ty), mask=(at < n)[:, None])
 
 
 @triton.jit
@@ -141,13 +159,11 @@ def _forward(
     q += first_query * q_token + head * q_head
     k += first_key * k_token + head * k_head
     v += first_key * v_token + head * v_head
-    out += first_query * HEADS * D + head * D
+    out += (first_query * HEADS + head) * D
     sums += first_query * HEADS + head
-    wide = tl.arange(0, D)[None, :]
     for query in range(0, queries, QUERIES):
         at_query = query + tl.arange(0, QUERIES)
-        real = at_query < queries
-        some = tl.load(q + at_query[:, None] * q_token + wide, mask=real[:, None], other=0.0)
+        some_q = _tokens(q, at_query, q_token, queries, D)
         best = tl.full([QUERIES], HIDDEN, tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
         seen = tl.zeros([QUERIES, D], tl.float32)
@@ -156,10 +172,8 @@ def _forward(
             last = tl.minimum(keys, query + QUERIES)
         for key in range(0, last, KEYS):
             at_key = key + tl.arange(0, KEYS)
-            there = (at_key < keys)[:, None]
-            some_k = tl.load(k + at_key[:, None] * k_token + wide, mask=there, other=0.0)
-            some_v = tl.load(v + at_key[:, None] * v_token + wide, mask=there, other=0.0)
-            scores = _scores(some, some_k, at_query, at_key, keys, scale, CAUSAL)
+            some_v = _tokens(v, at_key, v_token, keys, D)
+            scores = _scores(some_q, _tokens(k, at_key, k_token, keys, D), at_query, at_key, keys, scale, CAUSAL)
             better = tl.maximum(best, tl.max(scores, 1))
             shares = tl.exp(scores - better[:, None])
             less = tl.exp(best - better)
@@ -167,17 +181,24 @@ def _forward(
             seen = seen * less[:, None] + tl.dot(shares.to(some_v.dtype), some_v, input_precision="ieee")
             best = better
         total = tl.where(total > 0, total, 1.0)  # a text without keys
-        seen = (seen / total[:, None]).to(out.dtype.element_ty)
-        tl.store(out + at_query[:, None] * (HEADS * D) + wide, seen, mask=real[:, None])
-        tl.store(sums + at_query * HEADS, best + tl.log(total), mask=real)
+        _store(out, at_query, HEADS * D, queries, seen / total[:, None], D)
+        tl.store(sums + at_query * HEADS, best + tl.log(total), mask=at_query < queries)
+
+
+@triton.jit
+def _changes(q, k, v, back, seen, norm, at_query, at_key, keys, scale, CAUSAL: tl.constexpr):
+    """The shares of a block, and the gradient of its scores before they were scaled."""
+    shares = tl.exp(_scores(q, k, at_query, at_key, keys, scale, CAUSAL) - norm[:, None])
+    mean = tl.sum(back.to(tl.float32) * seen.to(tl.float32), 1)
+    change = shares * (tl.dot(back, tl.trans(v), input_precision="ieee") - mean[:, None]) * scale
+    return shares.to(q.dtype), change.to(q.dtype)
 
 
 @triton.jit
 def _backward(
-    gradient, q, k, v, out, sums, dq, dk, dv, query_bounds, key_bounds,
+    gradient, out, sums, q, k, v, dq, dk, dv, query_bounds, key_bounds,
     q_token, q_head, k_token, k_head, v_token, v_head, scale, longest_query, longest_key,
-    HEADS: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    HEADS: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     which, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     first_query, queries = _text(query_bounds, which, longest_query)
@@ -185,44 +206,50 @@ def _backward(
     q += first_query * q_token + head * q_head
     k += first_key * k_token + head * k_head
     v += first_key * v_token + head * v_head
-    token = HEADS * D  # of what is contiguous
-    gradient += first_query * token + head * D
-    out += first_query * token + head * D
-    dq += first_query * token + head * D
+    token = HEADS * D  # from one to the next in all that is contiguous
+    of_query, of_key = first_query * token + head * D, first_key * token + head * D
+    gradient, out, dq, dk, dv = gradient + of_query, out + of_query, dq + of_query, dk + of_key, dv + of_key
     sums += first_query * HEADS + head
-    dk += first_key * token + head * D
-    dv += first_key * token + head * D
-    wide = tl.arange(0, D)[None, :]
-    for key in range(0, tl.maximum(keys, 1), KEYS):  # once also without keys: the queries' gradient is zero then
-        at_key = key + tl.arange(0, KEYS)
-        there = (at_key < keys)[:, None]
-        some_k = tl.load(k + at_key[:, None] * k_token + wide, mask=there, other=0.0)
-        some_v = tl.load(v + at_key[:, None] * v_token + wide, mask=there, other=0.0)
-        some_dk = tl.zeros([KEYS, D], tl.float32)
-        some_dv = tl.zeros([KEYS, D], tl.float32)
-        first = 0
-        if CAUSAL:
-            first = key // QUERIES * QUERIES
-        for query in range(first, queries, QUERIES):
-            at_query = query + tl.arange(0, QUERIES)
-            real = at_query < queries
-            place = at_query[:, None] * token + wide
-            some_q = tl.load(q + at_query[:, None] * q_token + wide, mask=real[:, None], other=0.0)
-            back = tl.load(gradient + place, mask=real[:, None], other=0.0)
-            seen = tl.load(out + place, mask=real[:, None], other=0.0)
-            norm = tl.load(sums + at_query * HEADS, mask=real, other=0.0)
-            scores = _scores(some_q, some_k, at_query, at_key, keys, scale, CAUSAL)
-            shares = tl.exp(scores - norm[:, None])
-            some_dv += tl.dot(tl.trans(shares.to(back.dtype)), back, input_precision="ieee")
-            mean = tl.sum(back.to(tl.float32) * seen.to(tl.float32), 1)
-            change = shares * (tl.dot(back, tl.trans(some_v), input_precision="ieee") - mean[:, None]) * scale
-            change = change.to(some_q.dtype)
-            some_dk += tl.dot(tl.trans(change), some_q, input_precision="ieee")
-            some_dq = tl.dot(change, some_k, input_precision="ieee")
-            if PARTS:
-                some_dq += tl.load(dq + place, mask=real[:, None] & (key > 0), other=0.0)
-            tl.store(dq + place, some_dq.to(dq.dtype.element_ty), mask=real[:, None])
-        tl.store(dk + at_key[:, None] * token + wide, some_dk.to(dk.dtype.element_ty), mask=there)
-        tl.store(dv + at_key[:, None] * token + wide, some_dv.to(dv.dtype.element_ty), mask=there)
-        if PARTS:
-            tl.debug_barrier()  # what is written is read by other threads of this program, a block of keys further on
+    at_query, at_key = tl.arange(0, QUERIES), tl.arange(0, KEYS)
+    if (queries <= QUERIES) & (keys <= KEYS):  # a block is the whole of it
+        some_q, some_k = _tokens(q, at_query, q_token, queries, D), _tokens(k, at_key, k_token, keys, D)
+        back, seen = _tokens(gradient, at_query, token, queries, D), _tokens(out, at_query, token, queries, D)
+        norm = tl.load(sums + at_query * HEADS, mask=at_query < queries, other=0.0)
+        some_v = _tokens(v, at_key, v_token, keys, D)
+        shares, change = _changes(some_q, some_k, some_v, back, seen, norm, at_query, at_key, keys, scale, CAUSAL)
+        _store(dv, at_key, token, keys, tl.dot(tl.trans(shares), back, input_precision="ieee"), D)
+        _store(dk, at_key, token, keys, tl.dot(tl.trans(change), some_q, input_precision="ieee"), D)
+        _store(dq, at_query, token, queries, tl.dot(change, some_k, input_precision="ieee"), D)
+    else:
+        for key in range(0, keys, KEYS):
+            here = key + at_key
+            some_k, some_v = _tokens(k, here, k_token, keys, D), _tokens(v, here, v_token, keys, D)
+            some_dk, some_dv = tl.zeros([KEYS, D], tl.float32), tl.zeros([KEYS, D], tl.float32)
+            first = 0
+            if CAUSAL:
+                first = key // QUERIES * QUERIES
+            for query in range(first, queries, QUERIES):
+                there = query + at_query
+                some_q = _tokens(q, there, q_token, queries, D)
+                back, seen = _tokens(gradient, there, token, queries, D), _tokens(out, there, token, queries, D)
+                norm = tl.load(sums + there * HEADS, mask=there < queries, other=0.0)
+                shares, change = _changes(some_q, some_k, some_v, back, seen, norm, there, here, keys, scale, CAUSAL)
+                some_dv += tl.dot(tl.trans(shares), back, input_precision="ieee")
+                some_dk += tl.dot(tl.trans(change), some_q, input_precision="ieee")
+            _store(dv, here, token, keys, some_dv, D)
+            _store(dk, here, token, keys, some_dk, D)
+        for query in range(0, queries, QUERIES):
+            there = query + at_query
+            some_q = _tokens(q, there, q_token, queries, D)
+            back, seen = _tokens(gradient, there, token, queries, D), _tokens(out, there, token, queries, D)
+            norm = tl.load(sums + there * HEADS, mask=there < queries, other=0.0)
+            some_dq = tl.zeros([QUERIES, D], tl.float32)
+            last = keys
+            if CAUSAL:
+                last = tl.minimum(keys, query + QUERIES)
+            for key in range(0, last, KEYS):
+                here = key + at_key
+                some_k, some_v = _tokens(k, here, k_token, keys, D), _tokens(v, here, v_token, keys, D)
+                _, change = _changes(some_q, some_k, some_v, back, seen, norm, there, here, keys, scale, CAUSAL)
+                some_dq += tl.dot(change, some_k, input_precision="ieee")
+            _store(dq, there, token, queries, some_dq, D)

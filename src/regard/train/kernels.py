@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4_096  # scores at once
+BLOCK, WARPS = 4_096, 8  # scores at once, and by how many warps
 
 
 @torch.library.custom_op("regard::cross_entropy", mutates_args=("scores",))
@@ -20,7 +20,7 @@ def cross_entropy(scores: Tensor, targets: Tensor, n_tokens: int, smoothing: flo
     norm, at_target = (torch.empty(rows, 1, device=scores.device, dtype=torch.float32) for _ in range(2))
     given = scores, targets, norm, at_target, n_tokens, wide, 1 - smoothing, smoothing / n_tokens
     with torch.cuda.device_of(scores):  # where triton launches
-        _cross_entropy[(rows,)](*given, BLOCK=BLOCK, num_warps=8)
+        _cross_entropy[(rows,)](*given, BLOCK=BLOCK, num_warps=WARPS)
     return norm, at_target
 
 
