@@ -32,7 +32,7 @@ from regard.weights import quantised
 ROWS = 256  # that the packing is chosen for; any number can be multiplied
 FEW = 6  # rows, which take less time than one: the kernel for one or two does not read memory as fast as it could
 PARTS = 4  # of a plain weight; more where there are more threads
-BROAD = 4_096  # rows of a weight in whole numbers, from which oneDNN is the faster with all that is around it
+BROAD = 4_096  # rows of a weight in whole numbers, from which oneDNN is the faster, all included; without VNNI, never
 MOST_KEPT = 2**30  # bytes of plain weights that stay beside the packed ones
 
 # What oneDNN calls the activations that it applies itself, and their kinds.
@@ -97,11 +97,12 @@ class Int8(nn.Module):
         self.activate = torch.relu_ if then == APPLIED[F.relu] else _activation(then)  # in place where it can be
         numbers, self.scales = quantised(weight)
         self.zeros = torch.zeros(len(numbers), dtype=torch.long)
-        self.broad = len(numbers) >= BROAD and hasattr(torch.ops.onednn, "qlinear_prepack")
+        vnni = torch.cpu._is_vnni_supported()
+        self.broad = vnni and len(numbers) >= BROAD and hasattr(torch.ops.onednn, "qlinear_prepack")
         self.weight = self._broad(numbers) if self.broad else self._narrow(numbers)
         self.bias = None if bias is None else bias.detach().float()
         # Without the instruction for it, sums of two products are kept in 16 bits, where 8 times 8 bits may not fit.
-        self.most = 127 if torch.cpu._is_vnni_supported() else 63
+        self.most = 127 if vnni else 63
 
     def _broad(self, numbers: Tensor) -> Tensor:
         return torch.ops.onednn.qlinear_prepack(numbers, [ROWS, numbers.shape[1]])
@@ -116,7 +117,7 @@ class Int8(nn.Module):
     def forward(self, x: Float[Tensor, "... K"]) -> Float[Tensor, "... N"]:
         # Not x.abs().amax(-1), which writes all of x, nor a norm, which takes ten times as long.
         largest = torch.maximum(x.amax(-1, keepdim=True), x.amin(-1, keepdim=True).neg_()).clamp_min_(1e-12)
-        scaled, zero = x * (self.most / largest), self.most + 1
+        scaled, zero = x * largest.reciprocal().mul_(self.most), self.most + 1
         if self.broad:  # oneDNN takes a sixth less for the product itself, but does not round
             whole = scaled.add_(zero + 0.5).to(torch.uint8)
             weight = self.weight, self.scales, self.zeros
@@ -124,7 +125,7 @@ class Int8(nn.Module):
             out = torch.ops.onednn.qlinear_pointwise(whole, 1.0, zero, *weight, *plain)
         else:
             out = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(scaled, 1.0, zero, self.weight)
-        out.mul_(largest / self.most)  # addcmul would take several times as long as the two
+        out.mul_(largest.mul_(1 / self.most))  # addcmul would take several times as long as the two
         out = out if self.bias is None else out.add_(self.bias)
         return out if self.activate is None else self.activate(out)
 
