@@ -103,6 +103,7 @@ class Int8(nn.Module):
         self.bias = None if bias is None else bias.detach().float()
         # Without the instruction for it, sums of two products are kept in 16 bits, where 8 times 8 bits may not fit.
         self.most = 127 if vnni else 63
+        self.times, self.over = torch.tensor(float(self.most)), torch.tensor(1 / self.most)  # a number is made one anew
 
     def _broad(self, numbers: Tensor) -> Tensor:
         return torch.ops.onednn.qlinear_prepack(numbers, [ROWS, numbers.shape[1]])
@@ -117,7 +118,7 @@ class Int8(nn.Module):
     def forward(self, x: Float[Tensor, "... K"]) -> Float[Tensor, "... N"]:
         # Not x.abs().amax(-1), which writes all of x, nor a norm, which takes ten times as long.
         largest = torch.maximum(x.amax(-1, keepdim=True), x.amin(-1, keepdim=True).neg_()).clamp_min_(1e-12)
-        scaled, zero = x * largest.reciprocal().mul_(self.most), self.most + 1
+        scaled, zero = x * largest.reciprocal().mul_(self.times), self.most + 1
         if self.broad:  # oneDNN takes a sixth less for the product itself, but does not round
             whole = scaled.add_(zero + 0.5).to(torch.uint8)
             weight = self.weight, self.scales, self.zeros
@@ -125,7 +126,7 @@ class Int8(nn.Module):
             out = torch.ops.onednn.qlinear_pointwise(whole, 1.0, zero, *weight, *plain)
         else:
             out = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(scaled, 1.0, zero, self.weight)
-        out.mul_(largest.mul_(1 / self.most))  # addcmul would take several times as long as the two
+        out.mul_(largest.mul_(self.over))  # addcmul would take several times as long as the two
         out = out if self.bias is None else out.add_(self.bias)
         return out if self.activate is None else self.activate(out)
 
