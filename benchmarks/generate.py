@@ -180,6 +180,7 @@ def llama_cpp(folder: Path, kind: str, work: Work) -> Callable[[], list[list[int
     return call
 
 
+HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
 CANDIDATES = {
     "cpu": {
         "regard float32": (ours, "float32"),
@@ -220,11 +221,8 @@ def run(folder: Path, work: Work, args: argparse.Namespace) -> None:
     makes = {
         name: partial(kept, partial(make, folder, precision, work), folder / f"{name}.json")
         for name, (make, precision) in CANDIDATES[work.device].items()
-        if args.only in name and (work.batch == 1 or make is not llama_cpp)
+        if args.only in name and (make is not llama_cpp or (work.batch == 1 and HAS_LLAMA_CPP))
     }
-    if importlib.util.find_spec("llama_cpp") is None:
-        makes = {name: make for name, make in makes.items() if not name.startswith("llama.cpp")}
-        print("llama.cpp: left out (not installed)")
     take = in_turns if work.device == "cuda" else measure_in_turns
     rows = take(makes, warmup=args.warmup, repeats=args.repeats)
     written = {row.name: torch.tensor(json.loads((folder / f"{row.name}.json").read_text())) for row in rows}
@@ -261,6 +259,7 @@ def main() -> None:
     print(f"{where}, torch {torch.__version__}, GPT-2 124M\n")
     if not on_gpu:
         show_floor(args.threads)
+        print("" if HAS_LLAMA_CPP else "llama.cpp: left out (not installed)\n")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         torch.manual_seed(0)

@@ -55,10 +55,7 @@ def test_texts_see_themselves_alone(texts, is_causal, dtype):
     q = torch.randn(n, heads, width, generator=draw, device=DEVICE).to(dtype).requires_grad_()
     kv = torch.randn(m, 2, heads, width, generator=draw, device=DEVICE).to(dtype).requires_grad_()
     back = torch.randn(n, heads, width, generator=draw, device=DEVICE).to(dtype)
-    if texts.startswith("rows"):
-        where = None, None, lengths[0][0], lengths[1][0]
-    else:
-        where = *(bounds(of, 2) for of in lengths), *(max(of) for of in lengths)
+    where = *(bounds(of, 2) for of in lengths), *(max(of) for of in lengths)
     out, _ = attend_short(q, kv[:, 0], kv[:, 1], *where, is_causal, 0.31)
     found = torch.autograd.grad(out, (q, kv), back)
 
@@ -96,5 +93,5 @@ def test_what_is_recorded_of_the_operators():
     from regard.nn.text_kernels import attend_short
 
     q, k, v = (torch.randn(14, 2, 16, device=DEVICE, requires_grad=True) for _ in range(3))
-    torch.library.opcheck(attend_short, (q, k, v, None, None, 7, 7, True, 0.25))
+    torch.library.opcheck(attend_short, (q, k, v, bounds([7, 7], 0), bounds([7, 7], 0), 7, 7, True, 0.25))
     torch.library.opcheck(attend_short, (q, k, v, bounds([3, 11], 0), bounds([5, 9], 0), 11, 9, False, 0.25))

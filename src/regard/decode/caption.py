@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,11 @@ from torch import Tensor
 
 from regard.decode.search import Found, search
 from regard.decode.settings import Decoding
+from regard.decode.translate import Progress
 from regard.encode import images as pictures
 
 if TYPE_CHECKING:
     from regard.model import Model
-
-Progress = Callable[[int, int, str], None]
-"""Told now and then how many images have a caption, of how many, and one of those."""
 
 
 @dataclass(frozen=True)

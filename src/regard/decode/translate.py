@@ -34,7 +34,7 @@ BATCH_TOKENS = {"cpu": 2_048, "cuda": 131_072}  # tokens read, times the ways in
 
 
 Progress = Callable[[int, int, str], None]
-"""Told now and then how many sentences are translated, of how many, and one of them."""
+"""Told now and then how many answers there are, of how many, and one of them or how good they are."""
 
 
 @dataclass(frozen=True)

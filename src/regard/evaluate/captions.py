@@ -13,7 +13,7 @@ import numpy as np
 
 from regard.data.images import Picture
 from regard.decode import Decoding
-from regard.decode.caption import Progress
+from regard.decode.translate import Progress
 from regard.encode import images
 from regard.evaluate import facts
 from regard.evaluate.labelled import read_rows, trained_on

@@ -21,6 +21,7 @@ from rich.text import Text
 from regard import recipe
 from regard.data.images import Picture
 from regard.data.readers import Corpus, Row
+from regard.decode.translate import Progress
 from regard.encode import images
 from regard.encode.labels import Classification, is_regression
 from regard.encode.spans import is_scheme, spans
@@ -33,8 +34,6 @@ from regard.schema import InputError, suggest
 Example = tuple[Any, Any]
 """A text, a pair of texts, an image or a list of words; and its label, its number or the list of their tags."""
 Classifier = Callable[[list[Any]], list[Classification]]
-Progress = Callable[[int, int, str], None]
-"""Told now and then how many examples are labelled, of how many, and how well."""
 AT_ONCE = 512  # examples that are sorted by length together
 
 
@@ -109,14 +108,17 @@ def evaluate_labels(
     card = ImageCard if images.reads_images(model) else LabelCard
     numbers = classify is None and is_regression(model)
     ask: Any = classify or (model.tag if tags else model.classify)
-    answers, said = [], []
+    answers, said, right = [], [], 0
     begun = time.perf_counter()
-    while len(said) < len(texts):
-        answers += ask(texts[len(answers) : len(answers) + AT_ONCE])
-        said += [a.tags if tags else a.score if numbers else a.label for a in answers[len(said) :]]
-        if progress is not None:
-            right = [] if numbers else [tuple(a) == tuple(b) for a, b in zip(said, wanted, strict=False)]
-            progress(len(said), len(texts), f"{np.mean(right):.1%} right" if right else "")
+    for begin in range(0, len(texts), AT_ONCE):
+        some = ask(texts[begin : begin + AT_ONCE])
+        answers += some
+        said += [a.tags if tags else a.score if numbers else a.label for a in some]
+        if progress is not None and numbers:
+            progress(len(said), len(texts), "")
+        elif progress is not None:
+            right += sum(tuple(a) == tuple(b) for a, b in zip(said[begin:], wanted[begin : len(said)], strict=True))
+            progress(len(said), len(texts), f"{right / len(said):.1%} right")
     seconds = time.perf_counter() - begun
     of = {
         "name": name,

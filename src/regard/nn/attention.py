@@ -379,13 +379,11 @@ def short_rows(
     is_causal: bool,
     scale: float,
 ) -> Float[Tensor, "B H T D"]:
-    """The same for rows of one length."""
-    from regard.nn.text_kernels import attend_short
-
+    """The same for rows of one length, each a text."""
     longest = q.shape[2], k.shape[2]
-    tokens = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B T, H, D)
-    out, _ = attend_short(*tokens, None, None, *longest, is_causal, scale)
-    return out.unflatten(0, (len(q), -1)).transpose(1, 2)
+    rows = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
+    texts = Texts(rows * longest[0], rows * longest[1], *longest)
+    return attend_texts(q, k, v, texts, short_texts, is_causal=is_causal, scale=scale)
 
 
 class Attention(nn.Module):

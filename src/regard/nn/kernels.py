@@ -78,7 +78,7 @@ def linear(
         )
     else:
         columns = COLUMNS if n < 64 * _processors(x.device) else 64
-        high = min(ROWS, _wide(rows))
+        high = min(ROWS, matrix_size(rows))
         _multiply_some[(triton.cdiv(n, columns), triton.cdiv(rows, high))](
             *given, rows, n, k, **what, ROWS=high, COLUMNS=columns,
             PART=PART if k % PART == 0 else 64, num_warps=4, num_stages=STAGES, **_early(x),
@@ -266,8 +266,8 @@ def look(
         0 if alive is None or alive.shape[0] == 1 else 1,
         OWN=new is not None, SEEN=seen is not None, ALIVE=alive is not None,
         BIAS="" if bias is None else "may" if bias.dtype == torch.bool else "added",
-        WAYS=ways, SHARED=shared, D=d, E=e, WIDE=_wide(d), BROAD=_wide(e),
-        QUERIES=_wide(ways * shared), KEYS=FEW_KEYS if few else KEYS, num_warps=4,
+        WAYS=ways, SHARED=shared, D=d, E=e, WIDE=matrix_size(d), BROAD=matrix_size(e),
+        QUERIES=matrix_size(ways * shared), KEYS=FEW_KEYS if few else KEYS, num_warps=4,
         **_early(q),
     )  # fmt: skip
     return out
@@ -352,7 +352,7 @@ def _early(x: Tensor) -> dict[str, bool]:
     return {"EARLY": True, "launch_pdl": True} if can else {"EARLY": False}
 
 
-def _wide(n: int) -> int:
+def matrix_size(n: int) -> int:
     """A size that matrix units take: a power of two, 16 at least."""
     return max(16, triton.next_power_of_2(n))
 

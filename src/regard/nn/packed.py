@@ -103,7 +103,10 @@ class Int8(nn.Module):
         self.bias = None if bias is None else bias.detach().float()
         # Without the instruction for it, sums of two products are kept in 16 bits, where 8 times 8 bits may not fit.
         self.most = 127 if vnni else 63
-        self.times, self.over = torch.tensor(float(self.most)), torch.tensor(1 / self.most)  # a number is made one anew
+        self.times, self.over = (
+            torch.tensor(float(self.most)),
+            torch.tensor(1 / self.most),
+        )  # plain ones become tensors each time
 
     def _broad(self, numbers: Tensor) -> Tensor:
         return torch.ops.onednn.qlinear_prepack(numbers, [ROWS, numbers.shape[1]])

@@ -2,8 +2,8 @@
 gradient in one pass.
 
 A text of some thirty tokens is too short for kernels that share one out among many programs: most of their time goes
-into what surrounds the arithmetic. Texts are rows of a batch, or lie one after the other by their bounds; a longer one
-is worked through block by block.
+into what surrounds the arithmetic. Texts lie one after the other, by their bounds; a longer one is worked through block
+by block.
 
 This module needs triton, and is imported by :mod:`regard.nn.attention` alone, where there is a GPU.
 """
@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.nn.kernels import matrix_size
+
 BLOCK = 64  # tokens at most
 HIDDEN = tl.constexpr(-1e30)  # a score that is not to be seen; finite, so that a row of nothing else is no NaN
 
@@ -25,19 +27,19 @@ def attend_short(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    query_bounds: Tensor | None,
-    key_bounds: Tensor | None,
+    query_bounds: Tensor,
+    key_bounds: Tensor,
     longest_query: int,
     longest_key: int,
     is_causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """What the tokens of q (N, H, D) see of k and v (M, H, D), each text by itself, and the logarithms of their sums of
-    exponentials (N, H). Without bounds all texts are as long as the longest."""
+    exponentials (N, H)."""
     out, sums = _results(q)
     with torch.cuda.device_of(q):  # where triton launches
-        _forward[_programs(q, query_bounds, longest_query)](
-            q, k, v, out, sums, query_bounds, key_bounds, *_strides(q, k, v), scale, longest_query, longest_key,
+        _forward[_programs(q, query_bounds)](
+            q, k, v, out, sums, query_bounds, key_bounds, *_strides(q, k, v), scale,
             HEADS=q.shape[1], D=q.shape[2], CAUSAL=is_causal, **_sizes(longest_query, longest_key),
         )  # fmt: skip
     return out, sums
@@ -56,8 +58,8 @@ def attend_short_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    query_bounds: Tensor | None,
-    key_bounds: Tensor | None,
+    query_bounds: Tensor,
+    key_bounds: Tensor,
     longest_query: int,
     longest_key: int,
     is_causal: bool,
@@ -66,9 +68,8 @@ def attend_short_backward(
     """The gradients of q, k and v."""
     dq, dk, dv = _like(q), _like(k), _like(v)
     with torch.cuda.device_of(q):
-        _backward[_programs(q, query_bounds, longest_query)](
-            gradient.contiguous(), out, sums, q, k, v, dq, dk, dv, query_bounds, key_bounds, *_strides(q, k, v),
-            scale, longest_query, longest_key,
+        _backward[_programs(q, query_bounds)](
+            gradient.contiguous(), out, sums, q, k, v, dq, dk, dv, query_bounds, key_bounds, *_strides(q, k, v), scale,
             HEADS=q.shape[1], D=q.shape[2], CAUSAL=is_causal, **_sizes(longest_query, longest_key),
         )  # fmt: skip
     return dq, dk, dv
@@ -99,8 +100,9 @@ def _results(q: Tensor) -> tuple[Tensor, Tensor]:
     return _like(q), torch.empty(q.shape[:2], device=q.device, dtype=torch.float32)
 
 
-def _programs(q: Tensor, bounds: Tensor | None, longest: int) -> tuple[int]:
-    return ((len(q) // longest if bounds is None else len(bounds) - 1) * q.shape[1],)
+def _programs(q: Tensor, bounds: Tensor) -> tuple[int]:
+    """One for each head of each text."""
+    return ((len(bounds) - 1) * q.shape[1],)
 
 
 def _strides(*given: Tensor) -> tuple[int, ...]:
@@ -109,7 +111,7 @@ def _strides(*given: Tensor) -> tuple[int, ...]:
 
 
 def _sizes(longest_query: int, longest_key: int) -> dict[str, int]:
-    queries, keys = (min(BLOCK, max(16, triton.next_power_of_2(n))) for n in (longest_query, longest_key))
+    queries, keys = (min(BLOCK, matrix_size(n)) for n in (longest_query, longest_key))
     return {"QUERIES": queries, "KEYS": keys, "num_warps": 4 if max(queries, keys) > 32 else 2, "num_stages": 1}
 
 
@@ -118,10 +120,8 @@ def _sizes(longest_query: int, longest_key: int) -> dict[str, int]:
 
 
 @triton.jit
-def _text(bounds, which, longest):
+def _text(bounds, which):
     """Where a text begins, and how many tokens it has."""
-    if bounds is None:
-        return which.to(tl.int64) * longest, longest
     begin = tl.load(bounds + which)
     return begin.to(tl.int64), tl.load(bounds + which + 1) - begin
 
@@ -149,13 +149,12 @@ def _scores(q, k, at_query, at_key, keys, scale, CAUSAL: tl.constexpr):
 
 @triton.jit
 def _forward(
-    q, k, v, out, sums, query_bounds, key_bounds, q_token, q_head, k_token, k_head, v_token, v_head,
-    scale, longest_query, longest_key,
+    q, k, v, out, sums, query_bounds, key_bounds, q_token, q_head, k_token, k_head, v_token, v_head, scale,
     HEADS: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     which, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    first_query, queries = _text(query_bounds, which, longest_query)
-    first_key, keys = _text(key_bounds, which, longest_key)
+    first_query, queries = _text(query_bounds, which)
+    first_key, keys = _text(key_bounds, which)
     q += first_query * q_token + head * q_head
     k += first_key * k_token + head * k_head
     v += first_key * v_token + head * v_head
@@ -197,12 +196,12 @@ def _changes(q, k, v, back, seen, norm, at_query, at_key, keys, scale, CAUSAL: t
 @triton.jit
 def _backward(
     gradient, out, sums, q, k, v, dq, dk, dv, query_bounds, key_bounds,
-    q_token, q_head, k_token, k_head, v_token, v_head, scale, longest_query, longest_key,
+    q_token, q_head, k_token, k_head, v_token, v_head, scale,
     HEADS: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     which, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    first_query, queries = _text(query_bounds, which, longest_query)
-    first_key, keys = _text(key_bounds, which, longest_key)
+    first_query, queries = _text(query_bounds, which)
+    first_key, keys = _text(key_bounds, which)
     q += first_query * q_token + head * q_head
     k += first_key * k_token + head * k_head
     v += first_key * v_token + head * v_head
