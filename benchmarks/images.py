@@ -62,7 +62,7 @@ def ours(data: DataDir, train: Train, device: torch.device, compiled: bool) -> I
     assert config.encoder is not None
     assert isinstance(config.encoder.input, Patches)
     batches = make_batches(data, "train", train, config)
-    loader = Loader(batches, 1, parts=1, rank=0, world=1, pin=device.type == "cuda")
+    loader = Loader(batches, 1, parts=1, rank=0, world=1, device=device)
     ready: Callable = lambda batch: batch.ready(torch.float32).inputs  # noqa: E731
     ready = torch.compile(ready, dynamic=False) if compiled else ready
     try:

@@ -61,7 +61,7 @@ def our_loop(data: DataDir, work: Work, train: Train, device, steps: int) -> tup
     )
     with tempfile.TemporaryDirectory() as scratch:
         trainer = Trainer(recipe, data, Run(scratch), World(0, 1, device), Watch(quiet=True))
-        loader = Loader(trainer.batches, 1, parts=1, rank=0, world=1, pin=device.type == "cuda")
+        loader = Loader(trainer.batches, 1, parts=1, rank=0, world=1, device=device)
         warmup = max(10, steps // 10)
         for _ in range(warmup):
             trainer.step(next(loader))

@@ -96,7 +96,7 @@ def ours(work: Work, device: torch.device, compile: bool, folder: Path, data: Da
         train=Train(steps=10**6, batch_images=work.batch, compile=compile),
     )
     trainer = Trainer(recipe, data, Run(folder / "run"), World(0, 1, device), Watch(quiet=True))
-    loader = Loader(trainer.batches, 1, parts=1, rank=0, world=1, pin=device.type == "cuda")
+    loader = Loader(trainer.batches, 1, parts=1, rank=0, world=1, device=device)
     return lambda: trainer.step(next(loader))
 
 

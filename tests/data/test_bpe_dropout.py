@@ -361,7 +361,7 @@ def test_parts_add_up_to_the_whole_batch(pairs, tmp_path, batches_of):
     for step in (1, 2, len(one.batches) + 2):
         gradients = []
         for parts in (1, 3):
-            loader = Loader(one.batches, step, parts=parts, rank=0, world=1, pin=False)
+            loader = Loader(one.batches, step, parts=parts, rank=0, world=1, device=torch.device("cpu"))
             update = next(loader)
             loader.stop()
             for batch in update.parts:

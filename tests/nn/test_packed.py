@@ -14,6 +14,7 @@ from regard.nn import packed as packed_layers
 from regard.nn.attention import WIDE, attend, attend_few, sum_rows
 from regard.nn.masks import Lowered
 from regard.nn.packed import APPLIED, Int8, Packed, multiplies_int8, pack, packs
+from regard.nn.products import ACTIVATIONS
 from regard.weights import dequantised, quantised
 
 PRECISIONS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -31,7 +32,7 @@ def packable(dtype: torch.dtype) -> torch.dtype:
 def test_any_number_of_rows(dtype, then, keep):
     """Few rows are multiplied as more of them: what comes out is theirs, in their shape."""
     weight, bias = torch.randn(13, 7, dtype=packable(dtype)), torch.randn(13, dtype=dtype)
-    [activation] = [function for function, name in APPLIED.items() if name == then]
+    [activation] = [ACTIVATIONS[ours] for ours, name in APPLIED.items() if name == then]
     layer = Packed(weight, bias, then, keep=keep)
     for shape in [(), (1,), (1, 1), (2, 1), (1, 3), (5,), (2, 3), (11,), (0,)]:
         x = torch.randn(*shape, 7, dtype=dtype)

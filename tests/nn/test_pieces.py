@@ -185,9 +185,10 @@ def test_added_and_concatenated_positions():
     ],
 )
 def test_activations(activation, formula):
-    mlp = MLP(presets.tiny_decoder(activation=activation).decoder)
-    x = torch.linspace(-3, 3, 13, dtype=torch.float64)
-    torch.testing.assert_close(mlp.activation(x), torch.tensor([formula(v) for v in x.tolist()], dtype=torch.float64))
+    mlp = MLP(presets.tiny_decoder(activation=activation).decoder).double()
+    x = torch.randn(B, T, 29, dtype=torch.float64)
+    hidden = mlp.up(x).detach().apply_(formula)
+    torch.testing.assert_close(mlp(x), mlp.down(hidden))
 
 
 def test_swiglu():

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from regard import presets
 from regard.config import Positions, Tokens
 from regard.nn import Transformer, steps
-from regard.nn.blocks import ACTIVATIONS
 from regard.nn.masks import Layout, as_added
 from regard.nn.norms import LayerNorm, RMSNorm
+from regard.nn.products import ACTIVATIONS
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

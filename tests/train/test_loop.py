@@ -76,7 +76,7 @@ def test_parts_add_up_to_the_whole_batch(task, tmp_path, parts):
         one.model.double()
     for step in (1, 2, 3):
         for one, n in ((whole, 1), (cut, parts)):
-            loader = Loader(one.batches, step, parts=n, rank=0, world=1, pin=False)
+            loader = Loader(one.batches, step, parts=n, rank=0, world=1, device=torch.device("cpu"))
             update = next(loader)
             loader.stop()
             for batch in one.together(update):
@@ -92,7 +92,7 @@ def test_parts_add_up_to_the_whole_batch(task, tmp_path, parts):
 def test_the_loss_is_the_mean_over_everything_that_is_wanted(task, tmp_path):
     recipe, data = task
     one = trainer(recipe, data, tmp_path, micro_batches=3)
-    loader = Loader(one.batches, 1, parts=3, rank=0, world=1, pin=False)
+    loader = Loader(one.batches, 1, parts=3, rank=0, world=1, device=torch.device("cpu"))
     update = next(loader)
     loader.stop()
     together = one.together(update)
@@ -250,7 +250,7 @@ def test_the_moving_average_is_the_formula(pairs, tmp_path):
     recipe, data = pairs
     one = trainer(recipe, data, tmp_path, ema=0.75)
     by_hand = {n: w.detach().double().clone() for n, w in one.weights.items()}
-    loader = Loader(one.batches, 1, parts=1, rank=0, world=1, pin=False)
+    loader = Loader(one.batches, 1, parts=1, rank=0, world=1, device=torch.device("cpu"))
     for _ in range(3):
         one.step(next(loader))
         by_hand = {n: 0.75 * a + 0.25 * one.weights[n].double() for n, a in by_hand.items()}
@@ -300,7 +300,7 @@ def spoil(monkeypatch, steps):
 def test_a_loss_that_is_not_finite_moves_nothing_and_is_counted(pairs, tmp_path, monkeypatch):
     recipe, data = pairs
     one = trainer(recipe, data, tmp_path)
-    loader = Loader(one.batches, 1, parts=1, rank=0, world=1, pin=False)
+    loader = Loader(one.batches, 1, parts=1, rank=0, world=1, device=torch.device("cpu"))
     one.step(next(loader))
     spoil(monkeypatch, {2})
     before = {n: w.detach().clone() for n, w in one.weights.items()}
@@ -468,7 +468,7 @@ def test_clipping_is_torchs(pairs, tmp_path):
     recipe, data = pairs
     one = trainer(recipe, data, tmp_path, clip=0.01, warmup=0, schedule="constant")
     two = trainer(recipe, data, tmp_path, clip=0.01)
-    loader = Loader(one.batches, 1, parts=1, rank=0, world=1, pin=False)
+    loader = Loader(one.batches, 1, parts=1, rank=0, world=1, device=torch.device("cpu"))
     update = next(loader)
     loader.stop()
     one.step(update)
@@ -508,7 +508,7 @@ def test_what_a_recipe_leaves_open_about_batches_is_decided_once(pairs, tmp_path
 def test_an_update_has_its_own_steps_rate(pairs, tmp_path):
     recipe, data = pairs
     one = trainer(recipe, data, tmp_path)
-    loader = Loader(one.batches, 1, parts=1, rank=0, world=1, pin=False)
+    loader = Loader(one.batches, 1, parts=1, rank=0, world=1, device=torch.device("cpu"))
     for step in (1, 2, 3):
         one.step(next(loader))
         assert {g["lr"] for g in one.optimizer.adam.param_groups} == {learning_rate(one.train, step)}

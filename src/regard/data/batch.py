@@ -74,6 +74,10 @@ class Batch(NamedTuple):
         """The same on a device; where it is pinned, the host does not wait for the copy."""
         return self if device.type == "cpu" else _each_tensor(self, lambda t: t.to(device, non_blocking=True))
 
+    def used_on(self, stream: torch.cuda.Stream) -> None:
+        """Not to be overwritten, when nobody holds it any more, before that stream is done with it."""
+        _each_tensor(self, lambda t: t.record_stream(stream) or t)
+
     def pinned(self) -> Batch:
         """The same in memory that a GPU can read by itself."""
         return _each_tensor(self, Tensor.pin_memory)

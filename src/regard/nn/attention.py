@@ -28,6 +28,7 @@ from regard.nn.cache import KeyValue
 from regard.nn.masks import Lowered, Texts
 from regard.nn.norms import RMSNorm
 from regard.nn.positions import Rotation, rotate
+from regard.nn.products import HAS_TRITON, parted
 
 
 class Attended(NamedTuple):
@@ -108,6 +109,7 @@ def masked_softmax(scores: Float[Tensor, "B H T S"], mask: Lowered) -> Float[Ten
 # Training on a GPU, by measurement (benchmarks/attention_kernels.py): which fused kernel is tried first.
 SHORT = 64  # tokens
 SHORT_TEXT = 512  # the longest of packed texts
+OWN_TEXT = 256  # the same, for a kernel of our own
 _IF_SHORT = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.CUDNN_ATTENTION,
@@ -158,6 +160,8 @@ def attend(
         return out.to(v.dtype)
     if w is None:
         fused = partial(F.scaled_dot_product_attention, q, k, v, mask.bias, dropout, mask.is_causal)
+        if _is_short(q, k, v, mask, dropout):
+            return short_rows(q, k, v, is_causal=mask.is_causal, scale=scale)
         if q.is_cuda and mask.bias is None and torch.is_grad_enabled():
             with sdpa_kernel(_IF_SHORT if q.shape[2] <= SHORT else _IF_LONG, set_priority=True):
                 out = fused(scale=scale, enable_gqa=groups > 1)
@@ -274,8 +278,11 @@ def text_kernel(q: Tensor, k: Tensor, v: Tensor, texts: Texts, dropout: float = 
     d, e = q.shape[-1], v.shape[-1]
     if not q.is_cuda or not q.dtype == k.dtype == v.dtype or q.dtype == torch.float64 or d % 8 or e % 8:
         return None
+    longest = max(texts.longest_query, texts.longest_key)
+    if not dropout and longest <= OWN_TEXT and _has_short(q, k, v):
+        return short_texts
     flash = q.dtype != torch.float32 and d == e and d <= 256
-    if flash and (dropout or max(texts.longest_query, texts.longest_key) > SHORT_TEXT):
+    if flash and (dropout or longest > SHORT_TEXT):
         return flash_texts
     return None if dropout else efficient_texts
 
@@ -363,12 +370,25 @@ def short_texts(
     scale: float,
     dropout: float = 0.0,
 ) -> Float[Tensor, "N H D"]:
-    """The kernel for short texts. It has run in triton's interpreter and not on a GPU yet, so that no text_kernel gives
-    it: benchmarks/attention_kernels.py sets it beside the others."""
+    """A kernel of our own, for short texts."""
     from regard.nn.text_kernels import attend_short
 
     assert not dropout, "it has none"
     return attend_short(q, k, v, *texts, is_causal, scale)[0]
+
+
+def _has_short(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the kernel for short texts takes these tensors: trained in half precision, a head for each."""
+    width = q.shape[-1]
+    alike = q.shape[1] == k.shape[1] and width == v.shape[-1] and 16 <= width <= 128 and width & (width - 1) == 0
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    return HAS_TRITON and q.is_cuda and half and alike and torch.is_grad_enabled()
+
+
+def _is_short(q: Tensor, k: Tensor, v: Tensor, mask: Lowered, dropout: float) -> bool:
+    """Whether each row is a short text."""
+    plain = mask.bias is None and mask.alive is None and not dropout
+    return plain and max(q.shape[2], k.shape[2]) <= SHORT and _has_short(q, k, v)
 
 
 def short_rows(
@@ -496,7 +516,7 @@ class Attention(nn.Module):
     ) -> KeyValue:
         """Keys and values of a memory, to be computed once and attended to many times."""
         if self.fused_kv and values is None:
-            k, v = self.kv(memory).split(self.widths[1:], dim=-1)
+            k, v = parted(self.kv, memory, self.widths[1:])
         elif self.fused_kv:
             raise InputError("values: this layer projects keys and values together; give d_values to part them")
         else:
@@ -525,7 +545,7 @@ class Attention(nn.Module):
         if isinstance(memory, Tensor) and memory.shape[0] != x.shape[0]:
             raise InputError(f"the memory has {memory.shape[0]} rows, the queries {x.shape[0]}; they must be as many")
         if self.fused:
-            q, k, v = self.qkv(x).split(self.widths, dim=-1)
+            q, k, v = parted(self.qkv, x, self.widths)
             q, kv = self.queries(q, rotation), KeyValue(self.keys(k, rotation), self.values(v))
         else:
             q = self.queries(self.q(x), rotation)

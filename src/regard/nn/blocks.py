@@ -22,21 +22,7 @@ from regard.nn.dropout import add_dropout, dropout
 from regard.nn.masks import Lowered, Mask, lower, side_by_side
 from regard.nn.norms import make_norm
 from regard.nn.positions import Rotation
-
-
-def gelu_quick(x: Tensor) -> Tensor:
-    """CLIP's approximation, x sigmoid(1.702 x)."""
-    return x * torch.sigmoid(1.702 * x)
-
-
-ACTIVATIONS = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "gelu_quick": gelu_quick,
-    "silu": F.silu,
-    "swiglu": F.silu,
-}
+from regard.nn.products import activated
 
 
 class MLP(nn.Module):
@@ -47,16 +33,15 @@ class MLP(nn.Module):
         self.gated = config.activation == "swiglu"
         self.up = nn.Linear(config.d_model, config.d_ff * (2 if self.gated else 1), config.bias)
         self.down = nn.Linear(config.d_ff, config.d_model, config.bias)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation: str | None = config.activation  # None: what multiplies applies it, too (nn.packed)
         self.dropout = config.mlp_dropout
 
     def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
-        hidden = self.up(x)
         if self.gated:
-            gate, hidden = hidden.chunk(2, dim=-1)
-            hidden = self.activation(gate) * hidden
+            gate, hidden = self.up(x).chunk(2, dim=-1)
+            hidden = F.silu(gate) * hidden
         else:
-            hidden = self.activation(hidden)
+            hidden = activated(self.up, x, self.activation)
         return self.down(dropout(hidden, self.dropout, self.training))
 
 

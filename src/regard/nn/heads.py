@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import config as c
-from regard.nn.blocks import ACTIVATIONS
 from regard.nn.masks import Layout
 from regard.nn.norms import make_norm
+from regard.nn.products import ACTIVATIONS
 
 
 class VocabularyHead(nn.Module):

@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor, nn
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from regard.nn.blocks import ACTIVATIONS
 from regard.nn.norms import LayerNorm, RMSNorm
+from regard.nn.products import ACTIVATIONS
 
 SOME = 128  # rows up to which these kernels are faster than the library's
 # By measurement on an H200 (docs/performance.md).
@@ -99,7 +99,7 @@ def _library(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | N
 
 
 @triton.jit
-def _activated(x, KIND: tl.constexpr):
+def activated(x, KIND: tl.constexpr):
     if KIND == "relu":
         x = tl.maximum(x, 0.0)
     elif KIND == "gelu":
@@ -150,7 +150,7 @@ def _multiply_one(
     total = tl.sum(weights.to(tl.float32) * row[None, :], 1)
     if BIAS:
         total += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
-    total = _activated(total, ACTIVATION)
+    total = activated(total, ACTIVATION)
     if RESIDUAL:
         total += tl.load(residual + column, mask=there, other=0.0).to(tl.float32)
     tl.store(out + column, total.to(out.dtype.element_ty), mask=there)
@@ -181,7 +181,7 @@ def _multiply_some(
         rights += PART
     if BIAS:
         total += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)[None, :]
-    total = _activated(total, ACTIVATION)
+    total = activated(total, ACTIVATION)
     places, both = row[:, None] * n + column[None, :], here[:, None] & there[None, :]
     if RESIDUAL:
         total += tl.load(residual + places, mask=both, other=0.0).to(tl.float32)

@@ -5,17 +5,21 @@ Autocast would hand on float32, and the residual stream of a post-norm stack wou
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.config import Stack
+from regard.nn.products import COLUMNS, HAS_TRITON
 
 
 class LayerNorm(nn.LayerNorm):
     """Zero mean and unit variance, then a learned scale and shift."""
 
     def forward(self, input: Float[Tensor, "... C"]) -> Float[Tensor, "... C"]:
+        if _fits(input):
+            return _Normed.apply(input, self.weight, self.bias, self.eps)
         return super().forward(input).to(input.dtype)
 
 
@@ -24,6 +28,8 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... C"]:
         assert self.weight is not None
+        if _fits(x) and self.eps is not None:
+            return _Normed.apply(x, self.weight, None, self.eps)
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
 
 
@@ -31,3 +37,40 @@ def make_norm(config: Stack, d: int | None = None) -> LayerNorm | RMSNorm:
     """The stack's kind of norm, d_model wide unless told otherwise."""
     d = config.d_model if d is None else d
     return RMSNorm(d, config.norm_eps) if config.norm == "rms" else LayerNorm(d, config.norm_eps)
+
+
+def _fits(x: Tensor) -> bool:
+    """Whether a graph for a GPU is compiled that trains in half precision."""
+    if not HAS_TRITON or not torch.compiler.is_compiling() or not x.is_cuda or not torch.is_grad_enabled():
+        return False
+    return x.dtype in (torch.bfloat16, torch.float16) and x.shape[-1] % COLUMNS == 0
+
+
+class _Normed(torch.autograd.Function):
+    """A norm written out, for the compiler to make it a part of what stands around it; but for the gradients of scale
+    and shift. They are sums over rows, of which a compiler that just summed over columns makes poor kernels."""
+
+    @staticmethod
+    def forward(ctx, x, scale, shift, eps: float):
+        wide = x.float()
+        if shift is not None:
+            normed, mean, rate = torch.native_layer_norm(wide, wide.shape[-1:], scale, shift, eps)
+        else:
+            mean = rate = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+            normed = wide * rate * scale
+        ctx.save_for_backward(x, mean, rate, scale)
+        ctx.shifted = shift is not None
+        return normed.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[override]
+        from regard.nn.training_kernels import norm_sums
+
+        x, mean, rate, scale = ctx.saved_tensors
+        rows = gradient.flatten(0, -2), x.flatten(0, -2)
+        sums = norm_sums(*rows, mean.flatten(), rate.flatten(), ctx.shifted)
+        back = gradient.float() * scale
+        normed = (x.float() - mean if ctx.shifted else x.float()) * rate
+        change = back - normed * (back * normed).mean(-1, keepdim=True)
+        change = change - back.mean(-1, keepdim=True) if ctx.shifted else change
+        return (change * rate).to(x.dtype), sums[0], sums[1] if ctx.shifted else None, None

@@ -20,12 +20,12 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.blocks import ACTIVATIONS, MLP
+from regard.nn.blocks import MLP
 from regard.nn.heads import VocabularyHead
+from regard.nn.products import ACTIVATIONS
 from regard.nn.transformer import Transformer
 from regard.weights import quantised
 
@@ -37,16 +37,16 @@ MOST_KEPT = 2**30  # bytes of plain weights that stay beside the packed ones
 
 # What oneDNN calls the activations that it applies itself, and their kinds.
 APPLIED = {
-    F.relu: ("relu", ""),
-    F.gelu: ("gelu", "none"),
-    ACTIVATIONS["gelu_tanh"]: ("gelu", "tanh"),
-    F.silu: ("swish", ""),
+    "relu": ("relu", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "silu": ("swish", ""),
 }
 NOTHING = ("none", "")
 
 
 def _activation(name: tuple[str, str]):
-    return next((function for function, known in APPLIED.items() if known == name), None)
+    return next((ACTIVATIONS[ours] for ours, known in APPLIED.items() if known == name), None)
 
 
 class Packed(nn.Module):
@@ -94,7 +94,7 @@ class Int8(nn.Module):
 
     def __init__(self, weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None, then=NOTHING):
         super().__init__()
-        self.activate = torch.relu_ if then == APPLIED[F.relu] else _activation(then)  # in place where it can be
+        self.activate = torch.relu_ if then == APPLIED["relu"] else _activation(then)  # in place where it can be
         numbers, self.scales = quantised(weight)
         self.zeros = torch.zeros(len(numbers), dtype=torch.long)
         vnni = torch.cpu._is_vnni_supported()
@@ -187,11 +187,7 @@ def pack(model: Transformer, *, int8: bool = False) -> None:
             if type(layer) is nn.Linear and (int8 or packs(layer.weight)):
                 then = NOTHING
                 if isinstance(module, MLP) and name == "up" and not module.gated and module.activation in APPLIED:
-                    then, module.activation = APPLIED[module.activation], _applied
+                    then, module.activation = APPLIED[module.activation], None
                 setattr(module, name, make(layer.weight, layer.bias, then))
     if isinstance(model.head, VocabularyHead) and (int8 or packs(model.vocabulary_table())):
         model.head.packed = make(model.vocabulary_table(), model.head.bias)
-
-
-def _applied(x: Tensor) -> Tensor:
-    return x

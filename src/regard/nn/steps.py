@@ -10,11 +10,12 @@ import functools
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.nn.attention import Attention
-from regard.nn.blocks import ACTIVATIONS, Block
+from regard.nn.blocks import Block
 from regard.nn.cache import Cache, KeyValue
 from regard.nn.heads import VocabularyHead
 from regard.nn.masks import Layout
@@ -127,14 +128,13 @@ def _block(
     mlp = block.mlp
     if mlp.gated:
         gate, hidden = _before(kernels, block, x, mlp.up, block.mlp_norm).chunk(2, dim=1)
-        hidden = mlp.activation(gate) * hidden
+        hidden = F.silu(gate) * hidden
     else:
-        name = next(name for name, function in ACTIVATIONS.items() if function is mlp.activation)
-        hidden = _before(kernels, block, x, mlp.up, block.mlp_norm, activation=name)
+        hidden = _before(kernels, block, x, mlp.up, block.mlp_norm, activation=mlp.activation)
     return _after(kernels, block, x, hidden, mlp.down, block.mlp_norm)
 
 
-def _before(kernels: Any, block: Block, x: Tensor, layer: nn.Module, norm: nn.Module, **then: str) -> Tensor:
+def _before(kernels: Any, block: Block, x: Tensor, layer: nn.Module, norm: nn.Module, **then: Any) -> Tensor:
     """A branch's first layer, after its norm if that comes first."""
     return kernels.linear(x, layer.weight, layer.bias, norm=norm if block.pre else None, **then)
 

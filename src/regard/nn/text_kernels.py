@@ -112,7 +112,7 @@ def _strides(*given: Tensor) -> tuple[int, ...]:
 
 def _sizes(longest_query: int, longest_key: int) -> dict[str, int]:
     queries, keys = (min(BLOCK, matrix_size(n)) for n in (longest_query, longest_key))
-    return {"QUERIES": queries, "KEYS": keys, "num_warps": 4 if max(queries, keys) > 32 else 2, "num_stages": 1}
+    return {"QUERIES": queries, "KEYS": keys, "num_warps": 4 if max(queries, keys) > 32 else 1, "num_stages": 1}
 
 
 # ---------------------------------------------------------------------------------------

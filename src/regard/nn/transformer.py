@@ -31,6 +31,7 @@ from regard.nn.masks import Layout, Lowered, Mask, as_layout, cross_mask, lower_
 from regard.nn.norms import make_norm
 from regard.nn.outputs import Decoded, Encoded
 from regard.nn.positions import Alibi, Learned, Rotary, joined_positions
+from regard.nn.products import autocast_dtype
 from regard.nn.recurrent import RecurrentCache, RecurrentTower
 
 
@@ -483,14 +484,6 @@ def skeleton(config: ModelConfig) -> Transformer:
     """
     with torch.device("meta"):
         return Transformer(config)
-
-
-def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """What autocast would compute in where x is; None where it is off."""
-    device = x.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return None
-    return torch.get_autocast_dtype(device)
 
 
 def _check(

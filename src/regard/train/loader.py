@@ -1,4 +1,5 @@
-"""Batches made ahead of time, in a thread, so that the device never waits for them; and a clock that shows it."""
+"""Batches made ahead of time, in a thread, and brought to a GPU beside the update before them, so that it never waits
+for them; and a clock that shows it."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import queue
 import threading
 import time
 from typing import NamedTuple
+
+import torch
 
 from regard.data.batches import Batch, Batches, Size
 
@@ -20,11 +23,21 @@ class Update(NamedTuple):
     size: Size
 
 
+class Arriving(NamedTuple):
+    """An update on its way to a GPU, and when it is there."""
+
+    update: Update
+    there: torch.cuda.Event
+
+
 class Loader:
     """The updates from a step on. ``waited`` is how long the loop has stood still for them, in seconds."""
 
-    def __init__(self, batches: Batches, first: int, *, parts: int, rank: int, world: int, pin: bool):
-        self.batches, self.next, self.parts, self.rank, self.world, self.pin = batches, first, parts, rank, world, pin
+    def __init__(self, batches: Batches, first: int, *, parts: int, rank: int, world: int, device: torch.device):
+        self.batches, self.next, self.parts, self.rank, self.world = batches, first, parts, rank, world
+        self.device, self.pin = device, device.type == "cuda"
+        self.copies = torch.cuda.Stream(device) if self.pin else None
+        self.arriving: Update | Arriving | BaseException | None = None
         self.waited = 0.0
         self.made: queue.Queue[Update | BaseException] = queue.Queue(AHEAD)
         self.stopped = threading.Event()
@@ -56,11 +69,30 @@ class Loader:
 
     def __next__(self) -> Update:
         begin = time.perf_counter()
-        value = self.made.get()
+        value = self.arriving or self._send(self.made.get())
         self.waited += time.perf_counter() - begin
+        self.arriving = None
         if isinstance(value, BaseException):
             raise value
-        return value
+        if isinstance(value, Update):
+            return value
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(value.there)
+        for part in value.update.parts:
+            part.used_on(stream)
+        if not self.made.empty():
+            self.arriving = self._send(self.made.get())
+        return value.update
+
+    def _send(self, value: Update | BaseException) -> Update | Arriving | BaseException:
+        """Off to the GPU, on a stream of its own: what is computed meanwhile does not wait for it."""
+        if isinstance(value, BaseException) or self.copies is None:
+            return value
+        with torch.cuda.stream(self.copies):
+            parts = [part.to(self.device) for part in value.parts]
+            there = torch.cuda.Event()
+            there.record()
+        return Arriving(value._replace(parts=parts), there)
 
     def stop(self) -> None:
         self.stopped.set()

@@ -250,7 +250,7 @@ class Trainer:
             parts=self.parts,
             rank=self.world.rank,
             world=self.world.size,
-            pin=self.device.type == "cuda",
+            device=self.device,
         )
 
     def _advance(self, loader: Loader) -> Loader:

@@ -7,14 +7,12 @@ a chunk's scores are there, takes the gradient from them at once.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.nn.transformer import autocast_dtype
+from regard.nn.products import HAS_TRITON, autocast_dtype
 
 # A GPU's matrix units want rows that are a multiple of this wide; GPT-2 has 50,257 tokens.
 ROW_MULTIPLE = {"cuda": 64}
@@ -118,9 +116,6 @@ def _scored(
 def _has_kernel(scores: Tensor) -> bool:
     """Whether one kernel does all of that."""
     return scores.is_cuda and scores.dtype in (torch.bfloat16, torch.float16) and HAS_TRITON
-
-
-HAS_TRITON = find_spec("triton") is not None
 
 
 class _ChunkedLoss(torch.autograd.Function):

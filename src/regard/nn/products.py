@@ -1,0 +1,124 @@
+"""Linear layers as training has them on a GPU: each with what stands beside its product.
+
+Between two products a compiled graph passes over memory more often than it must: for the activation, for the
+activation's gradient, again for the bias's, which sums it up, and where a layer's output was cut into queries, keys and
+values, to put their gradients together and to sum those. Here ReLU is a part of the product, and each gradient is made
+and summed up in one pass. Elsewhere these are the layers themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import TypeGuard
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+HAS_TRITON = find_spec("triton") is not None
+COLUMNS = 64  # at least, that a kernel takes together
+
+
+def gelu_quick(x: Tensor) -> Tensor:
+    """CLIP's approximation, x sigmoid(1.702 x)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_quick": gelu_quick,
+    "silu": F.silu,
+    "swiglu": F.silu,
+}
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast would compute in where x is; None where it is off."""
+    device = x.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+def activated(layer: nn.Module, x: Float[Tensor, "*N K"], activation: str | None) -> Float[Tensor, "*N M"]:
+    """A layer's output after its activation, if there is one.
+
+    >>> layer = nn.Linear(3, 5)
+    >>> bool((activated(layer, torch.ones(2, 3), "relu") >= 0).all())
+    True
+    """
+    if activation is None:
+        return layer(x)
+    if not _fits(layer, x):
+        return ACTIVATIONS[activation](layer(x))
+    out = _Activated.apply(*_operands(layer, x), activation)
+    return out.unflatten(0, x.shape[:-1])
+
+
+def parted(layer: nn.Module, x: Float[Tensor, "*N K"], widths: Sequence[int]) -> tuple[Tensor, ...]:
+    """A layer's output in two or three parts: queries, keys and values.
+
+    >>> [part.shape[1] for part in parted(nn.Linear(3, 11), torch.ones(2, 3), [5, 4, 2])]
+    [5, 4, 2]
+    """
+    if not _fits(layer, x) or any(width % COLUMNS for width in widths):
+        return layer(x).split(widths, dim=-1)
+    parts = _Parted.apply(*_operands(layer, x), list(widths))
+    return tuple(part.unflatten(0, x.shape[:-1]) for part in parts)
+
+
+def _fits(layer: nn.Module, x: Tensor) -> TypeGuard[nn.Linear]:
+    """Whether a layer is trained in half precision on a GPU, and is what it seems: no adapter, no whole numbers."""
+    if not HAS_TRITON or not x.is_cuda or not torch.is_grad_enabled() or type(layer) is not nn.Linear:
+        return False
+    half = (autocast_dtype(x) or x.dtype) in (torch.bfloat16, torch.float16)
+    return half and layer.bias is not None and layer.out_features % COLUMNS == 0
+
+
+def _operands(layer: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, weight and bias, as autocast would have them."""
+    dtype = autocast_dtype(x) or x.dtype
+    return x.flatten(0, -2).to(dtype), layer.weight.to(dtype), layer.bias.to(dtype)
+
+
+class _Activated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, activation: str):
+        from regard.nn.training_kernels import activate, linear_relu
+
+        if activation == "relu":  # whose gradient its output tells
+            kept = out = linear_relu(x, weight, bias)
+        else:
+            kept = torch.addmm(bias, x, weight.t())
+            out = activate(kept, activation)
+        ctx.save_for_backward(x, weight, kept)
+        ctx.activation = activation
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[override]
+        from regard.nn.training_kernels import activation_gradient
+
+        x, weight, kept = ctx.saved_tensors
+        change, total = activation_gradient(kept, gradient, ctx.activation)
+        return change @ weight, change.t() @ x, total, None
+
+
+class _Parted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, widths: list[int]):
+        ctx.save_for_backward(x, weight)
+        return torch.addmm(bias, x, weight.t()).split(widths, dim=1)
+
+    @staticmethod
+    def backward(ctx, *gradients):  # type: ignore[override]
+        from regard.nn.training_kernels import put_together
+
+        x, weight = ctx.saved_tensors
+        change, total = put_together(list(gradients))
+        return change @ weight, change.t() @ x, total, None
