@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from regard.config import ModelConfig, Stack, Tokens, Vocabulary
 from regard.nn import Transformer
 from regard.nn import packed as packed_layers
-from regard.nn.attention import WIDE, attend, attend_few, sum_rows
+from regard.nn.attention import FEW_TRAINED, WIDE, attend, attend_few, sum_rows
 from regard.nn.masks import Lowered
 from regard.nn.packed import APPLIED, Int8, Packed, multiplies_int8, pack, packs
 from regard.nn.products import ACTIVATIONS
@@ -144,7 +144,8 @@ def test_an_int8_model_is_nearly_the_same_model(activation):
 @pytest.mark.parametrize("keys", [1, 7, WIDE, WIDE + 1, 131])
 @pytest.mark.parametrize(("heads", "groups", "queries"), [(3, 3, 1), (3, 3, 5), (6, 2, 1), (6, 2, 5)])
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_few_queries_are_attended_for_as_many_are(keys, heads, groups, queries, masked):
+def test_a_few_queries_are_attended_for_as_many_are(keys, heads, groups, queries, masked, monkeypatch):
+    monkeypatch.setattr("regard.nn.attention.FEW_TRAINED", 0)
     torch.manual_seed(keys)
     q, k, v = (torch.randn(2, n, t, 11) for n, t in ((heads, queries), (groups, keys), (groups, keys)))
     bias = torch.rand(2, 1, queries, keys) < 0.7
@@ -153,6 +154,33 @@ def test_a_few_queries_are_attended_for_as_many_are(keys, heads, groups, queries
     with torch.enable_grad():  # by the fused kernel
         wanted = attend(q, k, v, mask, scale=0.3)
     torch.testing.assert_close(attend_few(q, k, v, mask, scale=0.3), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kind", ["full", "causal", "masked", "dead rows"])
+@pytest.mark.parametrize("length", [FEW_TRAINED - 1, FEW_TRAINED + 5])
+def test_gradients_on_either_side_of_few(length, kind, groups):
+    draw = torch.Generator().manual_seed(length)
+    q, k, v = (torch.randn(3, 6 // n, length, 7, generator=draw, requires_grad=True) for n in (1, groups, groups))
+    seen = torch.rand(3, 1, length, length, generator=draw) < 0.7
+    seen[..., 0] = True
+    alive = torch.ones(3, 1, length, 1, dtype=torch.bool)
+    alive[1, :, 2] = kind != "dead rows"
+    mask = {
+        "full": Lowered(),
+        "causal": Lowered(is_causal=True),
+        "masked": Lowered(bias=seen),
+        "dead rows": Lowered(bias=seen, alive=alive),
+    }[kind]
+    if kind == "causal":
+        seen = torch.ones(length, length, dtype=torch.bool).tril()
+    scores = (q.double() * 0.3) @ k.double().repeat_interleave(groups, 1).transpose(2, 3)
+    scores = scores if kind == "full" else scores.masked_fill(~seen, -torch.inf)
+    wanted = (scores.softmax(-1) @ v.double().repeat_interleave(groups, 1)).masked_fill(~alive, 0)
+    out, back = attend(q, k, v, mask, scale=0.3), torch.randn(wanted.shape, generator=draw)
+    torch.testing.assert_close(out, wanted.float(), atol=1e-5, rtol=1e-5)
+    found = torch.autograd.grad(out, (q, k, v), back)
+    torch.testing.assert_close(found, torch.autograd.grad(wanted, (q, k, v), back.double()), atol=1e-5, rtol=1e-4)
 
 
 def test_sum_rows_wherever_they_lie():

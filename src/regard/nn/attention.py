@@ -150,7 +150,7 @@ def attend(
         return attend_near(q, k, v, mask, scale=scale, w=w, dropout=dropout)
     if k.dtype != q.dtype:  # a cache may be more exact than the model
         return attend(q.to(k.dtype), k, v, mask, scale=scale, w=w, dropout=dropout).to(q.dtype)
-    if w is None and q.shape[2] <= FEW and _few_fit(q, mask, groups, dropout):
+    if w is None and _few_fit(q, k, mask, groups, dropout):
         return attend_few(q, k, v, mask, scale=scale)
     if w is None and q.device.type == "cpu" and q.dtype == torch.bfloat16 and torch.is_grad_enabled():
         # A CPU's fused kernel takes ten times as long for a bfloat16 gradient as for a float32 one.
@@ -199,13 +199,20 @@ def attend_near(
     return out.unflatten(0, (b, n)).transpose(1, 2).flatten(2, 3)[:, :, :t]
 
 
-FEW = 16  # queries of a row, as a step of decoding has
+# A CPU's fused kernel is made for many queries; by measurement, these are few (docs/performance.md).
+FEW = 16  # of a row, as a step of decoding has
+FEW_TRAINED = 48  # of a row, and as many keys, where the gradient is wanted
 
 
-def _few_fit(q: Tensor, mask: Lowered, groups: int, dropout: float) -> bool:
-    on_cpu = q.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+def _few_fit(q: Tensor, k: Tensor, mask: Lowered, groups: int, dropout: float) -> bool:
+    if q.device.type != "cpu" or dropout or torch.compiler.is_compiling():
+        return False
+    if torch.is_grad_enabled():
+        few = max(q.shape[2], k.shape[2]) <= FEW_TRAINED
+    else:
+        few = q.shape[2] <= FEW and not mask.is_causal
     one_mask = groups == 1 or mask.bias is None or mask.bias.shape[1] == 1
-    return on_cpu and one_mask and not dropout and not mask.is_causal and q.dtype in (torch.float32, torch.float64)
+    return few and one_mask and q.dtype in (torch.float32, torch.float64)
 
 
 def attend_few(
@@ -217,7 +224,7 @@ def attend_few(
     scale: float,
 ) -> Float[Tensor, "B H T E"]:
     """The weighted sum of the values for a few queries a row, on a CPU: two batched products take a third of the time
-    of the fused kernel, which is made for many. Heads that share keys are more queries."""
+    of the fused kernel. Heads that share keys are more queries."""
     (b, h, t, _), (groups, s) = q.shape, k.shape[1:3]
     queries, keys = (q * scale).reshape(b * groups, -1, q.shape[3]), k.reshape(b * groups, s, -1)
     if (t == 1 and groups == h) or s > WIDE:  # keys first is the faster order then

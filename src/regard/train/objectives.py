@@ -133,9 +133,11 @@ class _ChunkedLoss(torch.autograd.Function):
         spread = smoothing / n_tokens
         sum_of_rows = table.sum(0).to(full) if smoothing else None
         d_hidden, d_table, d_bias = [], None, None
+        # On a CPU all chunks' scores have one place: new memory each time costs as much as the product.
+        place = x.new_empty(min(chunk, len(x)), len(wide)) if _on_cpu(x) else None
         for start in range(0, len(x), chunk):
             rows, wanted = x[start : start + chunk], targets[start : start + chunk]
-            scores = rows @ wide.T  # (n, V + extra)
+            scores = torch.mm(rows, wide.T, out=None if place is None else place[: len(rows)])  # (n, V + extra)
             if wants_gradient and bias is None and _has_kernel(scores):
                 from regard.train.kernels import cross_entropy
 
