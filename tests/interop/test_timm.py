@@ -55,6 +55,7 @@ def test_logits_are_timms(more: dict[str, Any], timm: Any, tmp_path: Path):
 
 
 @pytest.mark.parametrize("pool", ["class", "mean"])
+@torch.no_grad()
 def test_there_and_back_under_their_names(pool: Any, tmp_path: Path):
     config = ours(pool)
     net = Transformer(config).eval()
