@@ -443,7 +443,11 @@ def opened(browser, path):
 
 
 @pytest.mark.parametrize(
-    ("name", "how"), [("stack", "several"), ("recurrent", "beam"), ("show", "greedy"), ("windows", "drawn")]
+    ("name", "how"),
+    [
+        *(("stack", "several"), ("recurrent", "beam")),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("show", "greedy"), ("windows", "drawn"))),
+    ],
 )
 def test_the_stepper_shows_each_step_as_it_was(browser, tmp_path, name, how):
     _, seen, _ = traced(name, how, ends=0.0)

@@ -144,7 +144,11 @@ def test_tokens_are_those_that_the_model_reads(client, models, name, text, first
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.5, 0, 0.9), (2.0, 7, 1.0), (0.8, 11, 0.6)]
+    ("temperature", "top_k", "top_p"),
+    [
+        *(pytest.param(*how, marks=pytest.mark.slow) for how in ((1.0, 0, 1.0), (0.5, 0, 0.9), (2.0, 7, 1.0))),
+        (0.8, 11, 0.6),
+    ],
 )
 def test_the_next_token_is_the_one_that_is_drawn(client, models, temperature, top_k, top_p):
     """The shares that follow from the logits that are sent are the frequencies of the library's own draws."""

@@ -198,8 +198,12 @@ def test_autograd_keeps_what_is_planned(name, padded, monkeypatch):
     assert planned(config, half=False, compiled=False, padded=padded) == pytest.approx(found, rel=0.01)
 
 
+PARTITIONED = [*((name, True) for name in (*KEEPS, *COMPILED)), ("gpt", False), ("translator, dropout", False)]
+SOON = [("translator, dropout", True), ("qk norm", True), ("gpt", False)]  # the others are slow as well, and much alike
+
+
 @pytest.mark.parametrize(
-    ("name", "half"), [*((name, True) for name in (*KEEPS, *COMPILED)), ("gpt", False), ("translator, dropout", False)]
+    ("name", "half"), [pytest.param(*case, marks=() if case in SOON else pytest.mark.slow) for case in PARTITIONED]
 )
 def test_the_compilers_partitioner_keeps_what_is_planned(name, half, monkeypatch):
     # As compiled for a GPU: no checks that read values, torch's own dropout, the fused kernel in every precision.
