@@ -202,9 +202,8 @@ def run(title: str, work: Work, candidates: dict, n_inputs: int, device, args) -
     again = {"regard, again": candidates["regard"]} if on_gpu and not args.only else {}
     makes = {}
     for name, make_model in {**candidates, **again}.items():
-        if args.without and args.without in name:
-            continue
-        if (args.only and args.only not in name) or ("graphs" in name and not (args.compile and on_gpu)):
+        unwanted = (args.only and args.only not in name) or (args.without and args.without in name)
+        if unwanted or ("graphs" in name and not (args.compile and on_gpu)):
             continue
         how = "eager" if not args.compile else "ours" if "regard" in name or "graphs" in name else "plain"
         makes[name] = partial(make_step, make_model, work, n_inputs, device, how, args)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from nn.test_steps import CUDA, DEVICE, DTYPES, needs_kernels
+from nn.test_variable_lengths import of_dynamo
 from regard.nn import norms
 from regard.nn.norms import LayerNorm, RMSNorm
 
@@ -50,8 +51,9 @@ def test_sums(rows, width, shifted, dtype):
     torch.library.opcheck(norm_sums, (back, x, mean, rate, shifted), test_utils=("test_schema", "test_faketensor"))
 
 
+@needs_kernels
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch.compile's own doing
+@of_dynamo
 @pytest.mark.parametrize("kind", NORMS)
 def test_in_training(kind):
     """In bfloat16, compiled: the gradients of the norm as it is, but for rounding."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nn.test_steps import CUDA, DEVICE, DTYPES, needs_kernels
+from nn.test_variable_lengths import of_dynamo
 from regard.nn import products
 from regard.nn.products import ACTIVATIONS, activated, parted
 
@@ -150,8 +151,9 @@ def test_operations_are_what_they_say(name):
     torch.library.opcheck(kernels.put_together, ([x, x],), test_utils=tests)
 
 
+@needs_kernels
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch.compile's own doing
+@of_dynamo
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_layers_in_training(name, compile):

@@ -28,7 +28,7 @@ from regard.nn.cache import KeyValue
 from regard.nn.masks import Lowered, Texts
 from regard.nn.norms import RMSNorm
 from regard.nn.positions import Rotation, rotate
-from regard.nn.products import HAS_TRITON, parted
+from regard.nn.products import HALF, parted, trains_by_kernels
 
 
 class Attended(NamedTuple):
@@ -159,9 +159,9 @@ def attend(
             out = attend(q.float(), k.float(), v.float(), mask._replace(bias=bias), scale=scale, dropout=dropout)
         return out.to(v.dtype)
     if w is None:
-        fused = partial(F.scaled_dot_product_attention, q, k, v, mask.bias, dropout, mask.is_causal)
         if _is_short(q, k, v, mask, dropout):
             return short_rows(q, k, v, is_causal=mask.is_causal, scale=scale)
+        fused = partial(F.scaled_dot_product_attention, q, k, v, mask.bias, dropout, mask.is_causal)
         if q.is_cuda and mask.bias is None and torch.is_grad_enabled():
             with sdpa_kernel(_IF_SHORT if q.shape[2] <= SHORT else _IF_LONG, set_priority=True):
                 out = fused(scale=scale, enable_gqa=groups > 1)
@@ -386,10 +386,10 @@ def short_texts(
 
 def _has_short(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the kernel for short texts takes these tensors: trained in half precision, a head for each."""
+    if not trains_by_kernels(q) or q.dtype not in HALF:
+        return False
     width = q.shape[-1]
-    alike = q.shape[1] == k.shape[1] and width == v.shape[-1] and 16 <= width <= 128 and width & (width - 1) == 0
-    half = q.dtype in (torch.bfloat16, torch.float16)
-    return HAS_TRITON and q.is_cuda and half and alike and torch.is_grad_enabled()
+    return q.shape[1] == k.shape[1] and width == v.shape[-1] and 16 <= width <= 128 and width & (width - 1) == 0
 
 
 def _is_short(q: Tensor, k: Tensor, v: Tensor, mask: Lowered, dropout: float) -> bool:

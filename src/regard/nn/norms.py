@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.config import Stack
-from regard.nn.products import COLUMNS, HAS_TRITON
+from regard.nn.products import COLUMNS, HALF, trains_by_kernels
 
 
 class LayerNorm(nn.LayerNorm):
@@ -41,9 +41,7 @@ def make_norm(config: Stack, d: int | None = None) -> LayerNorm | RMSNorm:
 
 def _fits(x: Tensor) -> bool:
     """Whether a graph for a GPU is compiled that trains in half precision."""
-    if not HAS_TRITON or not torch.compiler.is_compiling() or not x.is_cuda or not torch.is_grad_enabled():
-        return False
-    return x.dtype in (torch.bfloat16, torch.float16) and x.shape[-1] % COLUMNS == 0
+    return trains_by_kernels(x) and torch.compiler.is_compiling() and x.dtype in HALF and x.shape[-1] % COLUMNS == 0
 
 
 class _Normed(torch.autograd.Function):

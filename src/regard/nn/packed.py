@@ -45,10 +45,6 @@ APPLIED = {
 NOTHING = ("none", "")
 
 
-def _activation(name: tuple[str, str]):
-    return next((ACTIVATIONS[ours] for ours, known in APPLIED.items() if known == name), None)
-
-
 class Packed(nn.Module):
     """A linear layer, packed, and the activation after it.
 
@@ -59,11 +55,16 @@ class Packed(nn.Module):
     """
 
     def __init__(
-        self, weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None, then=NOTHING, *, keep: bool = False
+        self,
+        weight: Float[Tensor, "N K"],
+        bias: Float[Tensor, " N"] | None,
+        then: str | None = None,
+        *,
+        keep: bool = False,
     ):
         super().__init__()
-        self.then, self.kind = then
-        self.activate = _activation(then)
+        self.then, self.kind = APPLIED[then] if then else NOTHING
+        self.activate = ACTIVATIONS[then] if then else None
         self.plain = _Plain(weight.detach(), bias) if keep and weight.dtype == torch.float32 else None
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
         self.bias = None if bias is None else bias.detach()
@@ -92,9 +93,9 @@ class Int8(nn.Module):
     True
     """
 
-    def __init__(self, weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None, then=NOTHING):
+    def __init__(self, weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None, then: str | None = None):
         super().__init__()
-        self.activate = torch.relu_ if then == APPLIED["relu"] else _activation(then)  # in place where it can be
+        self.activate = torch.relu_ if then == "relu" else ACTIVATIONS[then] if then else None  # in place where it can
         numbers, self.scales = quantised(weight)
         self.zeros = torch.zeros(len(numbers), dtype=torch.long)
         vnni = torch.cpu._is_vnni_supported()
@@ -103,10 +104,8 @@ class Int8(nn.Module):
         self.bias = None if bias is None else bias.detach().float()
         # Without the instruction for it, sums of two products are kept in 16 bits, where 8 times 8 bits may not fit.
         self.most = 127 if vnni else 63
-        self.times, self.over = (
-            torch.tensor(float(self.most)),
-            torch.tensor(1 / self.most),
-        )  # plain ones become tensors each time
+        # Plain ones would become tensors each time.
+        self.times, self.over = torch.tensor(float(self.most)), torch.tensor(1 / self.most)
 
     def _broad(self, numbers: Tensor) -> Tensor:
         return torch.ops.onednn.qlinear_prepack(numbers, [ROWS, numbers.shape[1]])
@@ -185,9 +184,9 @@ def pack(model: Transformer, *, int8: bool = False) -> None:
     for module in [module for module in model.modules() if type(module) is not nn.Linear]:
         for name, layer in module.named_children():
             if type(layer) is nn.Linear and (int8 or packs(layer.weight)):
-                then = NOTHING
+                then = None
                 if isinstance(module, MLP) and name == "up" and not module.gated and module.activation in APPLIED:
-                    then, module.activation = APPLIED[module.activation], None
+                    then, module.activation = module.activation, None
                 setattr(module, name, make(layer.weight, layer.bias, then))
     if isinstance(model.head, VocabularyHead) and (int8 or packs(model.vocabulary_table())):
         model.head.packed = make(model.vocabulary_table(), model.head.bias)

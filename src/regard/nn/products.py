@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 HAS_TRITON = find_spec("triton") is not None
+HALF = (torch.bfloat16, torch.float16)
 COLUMNS = 64  # at least, that a kernel takes together
 
 
@@ -72,12 +73,20 @@ def parted(layer: nn.Module, x: Float[Tensor, "*N K"], widths: Sequence[int]) ->
     return tuple(part.unflatten(0, x.shape[:-1]) for part in parts)
 
 
+def trains_by_kernels(x: Tensor) -> bool:
+    """Whether x is trained on where there are kernels for that.
+
+    >>> trains_by_kernels(torch.ones(3))
+    False
+    """
+    return HAS_TRITON and x.is_cuda and torch.is_grad_enabled()
+
+
 def _fits(layer: nn.Module, x: Tensor) -> TypeGuard[nn.Linear]:
     """Whether a layer is trained in half precision on a GPU, and is what it seems: no adapter, no whole numbers."""
-    if not HAS_TRITON or not x.is_cuda or not torch.is_grad_enabled() or type(layer) is not nn.Linear:
+    if not trains_by_kernels(x) or type(layer) is not nn.Linear or (autocast_dtype(x) or x.dtype) not in HALF:
         return False
-    half = (autocast_dtype(x) or x.dtype) in (torch.bfloat16, torch.float16)
-    return half and layer.bias is not None and layer.out_features % COLUMNS == 0
+    return layer.bias is not None and layer.out_features % COLUMNS == 0
 
 
 def _operands(layer: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

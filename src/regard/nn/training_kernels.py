@@ -57,24 +57,12 @@ def activation_gradient(kept: Tensor, gradient: Tensor, activation: str) -> tupl
     came out."""
     kept, gradient = kept.contiguous(), gradient.contiguous()
     rows, width = kept.shape
-    out, sums = torch.empty_like(kept), _sums(kept, width)
-    wide = _wide(width)
+    out, sums, tiles = torch.empty_like(kept), _sums(kept, width), _tiles(width)
     with torch.cuda.device_of(kept):
-        _activation_gradient[(width // wide, len(sums))](
-            kept,
-            gradient,
-            out,
-            sums,
-            rows,
-            width,
-            KIND=activation,
-            TALL=TALL,
-            WIDE=wide,
-            ROWS=ROWS,
-            STAGES=STAGES,
-            num_warps=WARPS,
-        )
-    return out, _added_up(sums[None], kept.dtype)[0]
+        _activation_gradient[_programs(sums, tiles)](
+            kept, gradient, out, sums, rows, width, KIND=activation, **tiles
+        )  # fmt: skip
+    return out, _added_up(sums, kept.dtype)[0]
 
 
 @activation_gradient.register_fake
@@ -89,14 +77,13 @@ def put_together(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
     first, second, third = *parts, *(3 - len(parts)) * parts[-1:]
     begins = first.shape[1], first.shape[1] + second.shape[1]
     rows, width = first.shape[0], sum(part.shape[1] for part in parts)
-    out, sums = first.new_empty(rows, width), _sums(first, width)
-    wide = _wide(*(part.shape[1] for part in parts))
+    out, sums, tiles = first.new_empty(rows, width), _sums(first, width), _tiles(*(part.shape[1] for part in parts))
     with torch.cuda.device_of(first):
-        _put_together[(width // wide, len(sums))](
+        _put_together[_programs(sums, tiles)](
             first, second, third, *(part.stride(0) for part in (first, second, third)), *begins,
-            out, sums, rows, width, TALL=TALL, WIDE=wide, ROWS=ROWS, STAGES=STAGES, num_warps=WARPS,
+            out, sums, rows, width, **tiles,
         )  # fmt: skip
-    return out, _added_up(sums[None], first.dtype)[0]
+    return out, _added_up(sums, first.dtype)[0]
 
 
 @put_together.register_fake
@@ -111,13 +98,9 @@ def norm_sums(gradient: Tensor, x: Tensor, mean: Tensor, rate: Tensor, shifted: 
     and of what it was given, whose rows have these means and 1 / deviations."""
     gradient, x = gradient.contiguous(), x.contiguous()
     rows, width = x.shape
-    sums = _sums(x, width, 1 + shifted)
-    wide = _wide(width)
+    sums, tiles = _sums(x, width, 1 + shifted), _tiles(width)
     with torch.cuda.device_of(x):
-        _norm_sums[(width // wide, sums.shape[1])](
-            gradient, x, mean, rate, sums, rows, width, SHIFT=shifted, TALL=TALL, WIDE=wide, ROWS=ROWS, STAGES=STAGES,
-            num_warps=WARPS,
-        )  # fmt: skip
+        _norm_sums[_programs(sums, tiles)](gradient, x, mean, rate, sums, rows, width, SHIFT=shifted, **tiles)
     return _added_up(sums, torch.float32)
 
 
@@ -126,21 +109,28 @@ def _(gradient, x, mean, rate, shifted):
     return x.new_empty(1 + shifted, x.shape[1], dtype=torch.float32)
 
 
-def _sums(x: Tensor, width: int, *more: int) -> Tensor:
-    return torch.empty(*more, triton.cdiv(x.shape[0], ROWS), width, device=x.device, dtype=torch.float32)
+def _sums(x: Tensor, width: int, m: int = 1) -> Tensor:
+    """Room for what each program sums of m things (m, programs, width)."""
+    return torch.empty(m, triton.cdiv(x.shape[0], ROWS), width, device=x.device, dtype=torch.float32)
+
+
+def _tiles(*widths: int) -> dict[str, int]:
+    """What a program takes at once, of whatever has parts of these widths."""
+    wide = WIDE if not any(width % WIDE for width in widths) else WIDE // 2
+    return {"TALL": TALL, "WIDE": wide, "ROWS": ROWS, "STAGES": STAGES, "num_warps": WARPS}
+
+
+def _programs(sums: Tensor, tiles: dict[str, int]) -> tuple[int, int]:
+    return sums.shape[2] // tiles["WIDE"], sums.shape[1]
 
 
 def _added_up(sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sums of all programs' sums (M, programs, width)."""
+    """The sums of all programs' sums (m, width)."""
     m, parts, width = sums.shape
     out = torch.empty(m, width, device=sums.device, dtype=dtype)
     with torch.cuda.device_of(sums):
         _add_up[(triton.cdiv(width, ADDED), m)](sums, out, parts, width, TALL=32, WIDE=ADDED, num_warps=WARPS)
     return out
-
-
-def _wide(*widths: int) -> int:
-    return WIDE if not any(width % WIDE for width in widths) else WIDE // 2
 
 
 # ---------------------------------------------------------------------------------------

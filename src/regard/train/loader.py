@@ -35,8 +35,8 @@ class Loader:
 
     def __init__(self, batches: Batches, first: int, *, parts: int, rank: int, world: int, device: torch.device):
         self.batches, self.next, self.parts, self.rank, self.world = batches, first, parts, rank, world
-        self.device, self.pin = device, device.type == "cuda"
-        self.copies = torch.cuda.Stream(device) if self.pin else None
+        self.device = device
+        self.copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.arriving: Update | Arriving | BaseException | None = None
         self.waited = 0.0
         self.made: queue.Queue[Update | BaseException] = queue.Queue(AHEAD)
@@ -65,7 +65,7 @@ class Loader:
         """Update number ``step`` counts from 1; its batch from 0."""
         whole = self.world * self.parts
         parts = [self.batches.part(step - 1, self.rank * self.parts + i, whole) for i in range(self.parts)]
-        return Update(step, [p.pinned() for p in parts] if self.pin else parts, self.batches.size(step - 1))
+        return Update(step, parts if self.copies is None else [p.pinned() for p in parts], self.batches.size(step - 1))
 
     def __next__(self) -> Update:
         begin = time.perf_counter()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.nn.products import HAS_TRITON, autocast_dtype
+from regard.nn.products import HALF, HAS_TRITON, autocast_dtype
 
 # A GPU's matrix units want rows that are a multiple of this wide; GPT-2 has 50,257 tokens.
 ROW_MULTIPLE = {"cuda": 64}
@@ -115,7 +115,7 @@ def _scored(
 
 def _has_kernel(scores: Tensor) -> bool:
     """Whether one kernel does all of that."""
-    return scores.is_cuda and scores.dtype in (torch.bfloat16, torch.float16) and HAS_TRITON
+    return scores.is_cuda and scores.dtype in HALF and HAS_TRITON
 
 
 class _ChunkedLoss(torch.autograd.Function):
