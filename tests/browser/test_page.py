@@ -29,15 +29,15 @@ LONG = "the old dog " * 166 + "runs now"  # 2,000 characters, and tokens
 def asked(page, path, act, /, **having):
     """What the server answers to the request that an act leads to, which has these values in its body."""
 
-    def fits(response):
-        if not response.url.endswith(f"/{path}"):
+    def fits(request):
+        if not request.url.endswith(f"/{path}"):
             return False
-        sent = response.request.post_data_json
+        sent = request.post_data_json
         return all(sent.get(name) == value for name, value in having.items())
 
-    with page.expect_response(fits) as got:
+    with page.expect_request_finished(fits) as got:  # the page calls off what it asked before, and that has no body
         act()
-    return got.value.json()
+    return got.value.response().json()
 
 
 def typed(page, path, text, /, **having):
