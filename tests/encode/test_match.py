@@ -125,7 +125,7 @@ def test_ranks_are_those_of_a_sorted_list():
         assert to_image[j] == near[:, j].argsort(descending=True).tolist().index(int(of[j]))
 
 
-def test_the_command_line_and_a_score_card(trained, model, photos):
+def test_the_command_line_and_a_score_card(trained, model, photos, monkeypatch):
     told = run_command("match", trained[0].path, photos[0], "--labels", ",".join(LABELS.values()), "--template", "a {}")
     assert told.exit_code == 0, told.output
     [label, share] = told.stdout.strip().split("\t")
@@ -136,8 +136,15 @@ def test_the_command_line_and_a_score_card(trained, model, photos):
     assert plain["probabilities"] == {"a light above": 1.0}
 
     file = trained[1] / "valid" / "captions.jsonl"
-    card = evaluate_matches(model, read_captioned(model, file))
+    examples, told = read_captioned(model, file), []
+    monkeypatch.setattr("regard.evaluate.retrieval.EMBEDDED", 11)
+    card = evaluate_matches(model, examples, progress=lambda *seen: told.append(seen))
+    n, m = len(examples), sum(len(own) for _, own in examples)
+    done = [*range(11, n, 11), n, *range(n + 11, n + m, 11), n + m]
+    assert told == [(i, n + m, "images" if i <= n else "texts") for i in done]
     values = {score.name: score.value for score in card.scores}
+    monkeypatch.undo()  # all at once
+    assert values == {score.name: score.value for score in evaluate_matches(model, examples).scores}
     assert values["text to image R@10"] == 100
     assert 0 < values["image to text R@1"] <= values["image to text R@5"]
     told = run_command("evaluate", trained[0].path, "--file", file)

@@ -72,17 +72,21 @@ def test_a_template_of_ones_own():
     assert parse(TEMPLATE) == ("Text: ", "\nLabel: ", "\n\n")
 
 
-def test_accuracy_over_shots(tmp_path):
+def test_accuracy_over_shots(tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.evaluate.shots.PROMPTED", 19)
     model = speaks(decoder={"max_len": 499})
-    calls = []
+    calls, told = [], []
 
     def answer(texts, shots):
-        calls.append(shots)
+        calls.append((len(texts), shots))
         return classify_with_prompt(model, texts, LABELS, EXAMPLES, shots)
 
     test = [(t, "animal" if "dog" in t else "none") for t in TEXTS[61:92]]
-    found = accuracy_over_shots({"tiny": answer}, test, (0, 1, 3), name="toy")
-    assert calls == [0, 1, 3]
+    watch = {"progress": lambda *seen: told.append(seen)}
+    found = accuracy_over_shots({"tiny": answer}, test, (0, 1, 3), name="toy", **watch)
+    assert calls == [(n, shots) for shots in (0, 1, 3) for n in (19, 12)]
+    assert [seen[:2] for seen in told] == [(n, 93) for n in (19, 31, 50, 62, 81, 93)]
+    assert told[-1][2] == f"tiny, 3 shots: {found.curves['tiny'][2].accuracy:.1f}% right"
     for point in found.curves["tiny"]:
         said = [f.label for f in classify_with_prompt(model, [t for t, _ in test], LABELS, EXAMPLES, point.shots)]
         assert point.accuracy == pytest.approx(100 * sum(s == w for s, (_, w) in zip(said, test, strict=True)) / 31)

@@ -84,7 +84,9 @@ def test_texts_do_not_see_each_other(stride):
 def test_what_follows_from_it():
     model = make(kind="characters")
     text = "é dog\nsleeps"
-    card = evaluate_text(model, text, name="mine", stride=5)
+    told = []
+    card = evaluate_text(model, text, name="mine", stride=5, progress=lambda *seen: told.append(seen))
+    assert told[-1] == (card.tokens, card.tokens, f"tokens, perplexity {card.perplexity:.2f}")
     plain = json.loads(json.dumps(card.to_dict()))
     assert (card.tokens, card.words, card.bytes) == (len(model.tokenizer.encode(text)), 3, 13)
     assert plain["loss"] == pytest.approx(-card.total / card.tokens, abs=1e-6)

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from regard import presets
 from regard.config import Positions, Tokens
-from regard.nn import Transformer, steps
+from regard.decode.search import Decoding, search
+from regard.nn import Transformer, cpu_kernels, steps
 from regard.nn.masks import Layout, as_added
 from regard.nn.norms import LayerNorm, RMSNorm
+from regard.nn.packed import pack
 from regard.nn.products import ACTIVATIONS
 
 CUDA = torch.cuda.is_available()
@@ -24,7 +26,7 @@ DEVICE = "cuda" if CUDA else "cpu"
 READY = (CUDA or os.environ.get("TRITON_INTERPRET") == "1") and bool(os.environ.get("REGARD_PLAIN"))
 HAS_KERNELS = find_spec("triton") is not None and READY
 needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="needs triton, REGARD_PLAIN=1, a GPU or TRITON_INTERPRET=1")
-KERNELS = ["plain", pytest.param("triton", marks=needs_kernels)]
+KERNELS = ["plain", *["a CPU's"] * (not CUDA), pytest.param("triton", marks=needs_kernels)]
 
 
 # -- what the kernels are to do, a line each ------------------------------------------------------
@@ -56,12 +58,18 @@ def plain_look(q, k, v, *, scale, heads, new=None, position=None, seen=None, bia
     return out.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
-PLAIN = SimpleNamespace(linear=plain_linear, add_norm=plain_add_norm, look=plain_look)
+def plain_past(cache, slots):
+    return {"position": cache.position, "seen": cache.visible(slots, cache.k.shape[3])}
+
+
+PLAIN = SimpleNamespace(linear=plain_linear, add_norm=plain_add_norm, look=plain_look, past=plain_past)
 
 
 def kernels_of(name):
     if name == "plain":
         return PLAIN
+    if name == "a CPU's":
+        return cpu_kernels
     from regard.nn import kernels
 
     return kernels
@@ -123,11 +131,51 @@ def test_one_row_alone():
     for name in MODELS:
         model, cache, ids = started(MODELS[name], 1, rows=1)
         twin = copy.deepcopy(cache)
-        for kernels in ["plain", *["triton"] * HAS_KERNELS]:
+        for kernels in ["plain", *["a CPU's"] * (not CUDA), *["triton"] * HAS_KERNELS]:
             here = copy.deepcopy(cache)
             found = steps.step(model, here, ids, kernels_of(kernels))
             expected = model.logits(model.decode(ids, cache=copy.deepcopy(twin)).hidden)
             torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.skipif(CUDA, reason="layers are packed for a CPU")
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("rows", [1, 3])  # one alone has a kernel of its own
+@pytest.mark.parametrize("name", ["decoder", "llama", "encoder-decoder"])
+@torch.inference_mode()
+def test_packed_layers_take_part(name, rows, int8):
+    """In whole numbers a last digit that is another can become another whole number: seldom, so most scores tell."""
+    model, cache, ids = started(MODELS[name], 1, rows=rows)
+    pack(model, int8=int8)
+    assert steps.fits(model, cache, ids)
+    for _ in range(3):
+        expected = model.logits(model.decode(ids, cache=copy.deepcopy(cache)).hidden)
+        found = steps.step(model, cache, ids)
+        torch.testing.assert_close(found, expected, atol=1e-2 if int8 else 2e-5, rtol=1e-4)
+        assert not int8 or (found - expected).abs().median() < 1e-4
+        ids = expected.argmax(-1)
+
+
+@pytest.mark.skipif(CUDA, reason="on a GPU weights and cache are alike")
+@torch.inference_mode()
+def test_a_cache_may_be_more_exact_than_the_model():
+    model = Transformer(MODELS["encoder-decoder"]).eval().requires_grad_(False).bfloat16()
+    cache = model.start(model.encode(torch.randint(0, 101, (3, 11))), max_len=17, dtype=torch.float32)
+    model.decode(torch.randint(0, 101, (3, 5)), cache=cache)
+    ids, twin = torch.randint(0, 101, (3, 1)), copy.deepcopy(cache)
+    expected = model.logits(model.decode(ids, cache=twin).hidden).float()
+    assert steps.fits(model, cache, ids)
+    torch.testing.assert_close(steps.step(model, cache, ids), expected, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(cache.k, twin.k, atol=2e-2, rtol=2e-2)
+
+
+@torch.inference_mode()
+def test_a_search_on_a_cpu_makes_such_steps(monkeypatch):
+    made = []
+    monkeypatch.setattr(steps, "step", lambda *given, step=steps.step: made.append(1) or step(*given))
+    model = Transformer(MODELS["llama"]).eval()
+    search(model, torch.tensor([[5, 6], [7, 8]]), end=2, limits=5, how=Decoding(beam=3), never=[2])
+    assert len(made) == 4  # the first token is the prompt's
 
 
 UNFIT = {
@@ -143,6 +191,12 @@ UNFIT = {
 @torch.inference_mode()
 def test_what_does_not_fit_is_not_taken(name):
     assert not steps.composes(*started(UNFIT[name], 1))
+
+
+@torch.inference_mode()
+def test_a_model_that_trains_has_its_dropout():
+    model, cache, ids = started(MODELS["decoder"], 1)
+    assert not steps.composes(model.train(), cache, ids)
 
 
 @torch.inference_mode()

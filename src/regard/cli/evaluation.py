@@ -128,7 +128,9 @@ def _of_file(models: Models, file: str, columns: str | None, shuffled: bool, opt
                 how = {"shuffled": shuffled, "progress": progress, **options}
                 card: Any = evaluate_captions(each, examples, name=set_name(file), **how)
         elif each.task == "match":
-            card = evaluate_matches(each, read_captioned(each, file, named), name=set_name(file))
+            examples = read_captioned(each, file, named)
+            with answering(str(each.path)) as progress:
+                card = evaluate_matches(each, examples, name=set_name(file), progress=progress)
         else:
             examples = read_examples(each, file, named)
             with answering(str(each.path)) as progress:
@@ -148,6 +150,7 @@ def _of_shots(
     if len(numbers) == 1 and picture is not None:
         raise InputError("--picture: goes with several --shots: 0,1,2,4,8")
 
+    from regard.decode.watch import answering
     from regard.evaluate import evaluate_labels, set_name
     from regard.evaluate.shots import accuracy_over_shots
 
@@ -156,27 +159,18 @@ def _of_shots(
     prompted.setdefault("labels", sorted({label for _, label in (*test, *shown)}))
     name = set_name(file)
     if len(numbers) > 1:
-        found = accuracy_over_shots(
-            {str(each.path): prompter(each, 0, columns=columns, **prompted) for each in models("generate")},
-            test,
-            numbers,
-            name=name,
-        )
+        asked = {str(each.path): prompter(each, 0, columns=columns, **prompted) for each in models("generate")}
+        with answering(name) as progress:
+            found = accuracy_over_shots(asked, test, numbers, name=name, progress=progress)
         if picture is not None:
             found.draw(picture)
         return found, []
-    cards = [
-        (
-            each,
-            evaluate_labels(
-                each,
-                test,
-                name=f"{name}, {numbers[0]} shots",
-                classify=prompter(each, numbers[0], columns=columns, **prompted),
-            ),
-        )
-        for each in models("generate")
-    ]
+    cards: Cards = []
+    for each in models("generate"):
+        ask = prompter(each, numbers[0], columns=columns, **prompted)
+        with answering(str(each.path)) as progress:
+            how = {"name": f"{name}, {numbers[0]} shots", "classify": ask, "progress": progress}
+            cards.append((each, evaluate_labels(each, test, **how)))
     return _compared(cards)
 
 
@@ -184,11 +178,16 @@ def _of_text(models: Models, file: str) -> Cards:
     from pathlib import Path
 
     from regard.data.readers import File
+    from regard.decode.watch import answering
     from regard.evaluate import set_name
     from regard.evaluate.language import evaluate_text
 
     text = "\n".join(line for _, line in File(Path(file)).lines())
-    return [(each, evaluate_text(each, text, name=set_name(file))) for each in models("generate")]
+    cards: Cards = []
+    for each in models("generate"):
+        with answering(str(each.path)) as progress:
+            cards.append((each, evaluate_text(each, text, name=set_name(file), progress=progress)))
+    return cards
 
 
 def _compared(cards: Cards) -> tuple[Any, Cards]:

@@ -39,6 +39,7 @@ from regard.decode.settings import Decoding
 from regard.nn import Transformer
 from regard.nn.cache import Cache, put_rows
 from regard.nn.outputs import Encoded
+from regard.nn.steps import fits
 
 
 class Found(NamedTuple):
@@ -175,6 +176,9 @@ class Search:
         self.model, self.cache, self.state, self.ids, self.recorder = model, cache, state, ids, recorder
         self.given = np.asarray(given)  # tokens of each row's prompt
         self.recording: Recording | None = None
+        # On a GPU that is the recording's to know.
+        here = isinstance(cache, Cache) and prompt.device.type == "cpu"
+        self.fused = here and fits(model, cast(Cache, cache), ids)
         self.since = 0  # steps since somebody looked
 
     @torch.inference_mode()
@@ -188,7 +192,7 @@ class Search:
         if self.recording is not None:
             self.ids = self.recording.step(cast(int, cast(Cache, cache).shown))
         else:
-            recorded.step(self.model, cache, state, self.ids)
+            recorded.step(self.model, cache, state, self.ids, fused=self.fused)
         state.written += 1
         self.since += 1
 

@@ -35,6 +35,7 @@ Example = tuple[Any, Any]
 """A text, a pair of texts, an image or a list of words; and its label, its number or the list of their tags."""
 Classifier = Callable[[list[Any]], list[Classification]]
 AT_ONCE = 512  # examples that are sorted by length together
+PROMPTED = 64  # the same where each stands behind a prompt, and takes that much longer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +110,9 @@ def evaluate_labels(
     numbers = classify is None and is_regression(model)
     ask: Any = classify or (model.tag if tags else model.classify)
     answers, said, right = [], [], 0
-    begun = time.perf_counter()
-    for begin in range(0, len(texts), AT_ONCE):
-        some = ask(texts[begin : begin + AT_ONCE])
+    begun, at_once = time.perf_counter(), AT_ONCE if classify is None else PROMPTED
+    for begin in range(0, len(texts), at_once):
+        some = ask(texts[begin : begin + at_once])
         answers += some
         said += [a.tags if tags else a.score if numbers else a.label for a in some]
         if progress is not None and numbers:

@@ -22,6 +22,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from regard.decode.translate import Progress
 from regard.evaluate import facts
 from regard.evaluate.scorecard import Scorecard, about
 from regard.model import Model
@@ -33,7 +34,9 @@ SCORED_AT_ONCE = 512  # tokens; times the vocabulary, they are the scores held a
 
 
 @torch.inference_mode()
-def logprobs(model: Model, texts: Sequence[str], *, stride: int | None = None) -> list[NDArray[np.float64]]:
+def logprobs(
+    model: Model, texts: Sequence[str], *, stride: int | None = None, progress: Progress | None = None
+) -> list[NDArray[np.float64]]:
     """For each text the logarithm of the probability of each of its tokens, those that ``tokenizer.encode`` gives. A
     model that knows no beginning of a text cannot say how likely its first token is: not a number.
 
@@ -55,13 +58,16 @@ def logprobs(model: Model, texts: Sequence[str], *, stride: int | None = None) -
         found.append(np.full(before + len(ids), math.nan))
         windows += _cut(i, np.array([*model.prefix, *ids], np.int64), context, stride)
     windows.sort(key=lambda window: -len(window.ids))
-    begin = 0
+    begin, done, total, of_all = 0, 0, 0.0, sum(window.n for window in windows)
     while begin < len(windows):
         end = begin + max(1, BATCH_TOKENS[model.device.type] // len(windows[begin].ids))
         batch = windows[begin:end]
         for window, scores in zip(batch, _scored(model, batch), strict=True):
             found[window.text][window.at : window.at + len(scores)] = scores
+            done, total = done + len(scores), total + scores.sum()
         begin = end
+        if progress is not None:
+            progress(done, of_all, f"tokens, perplexity {math.exp(min(-total / done, 700.0)):.2f}")
     return [scores[len(model.prefix) :] for scores in found]
 
 
@@ -196,7 +202,12 @@ class LanguageCard:
 
 
 def evaluate_text(
-    model: Model, text: str | Sequence[str], *, name: str = "text", stride: int | None = None
+    model: Model,
+    text: str | Sequence[str],
+    *,
+    name: str = "text",
+    stride: int | None = None,
+    progress: Progress | None = None,
 ) -> LanguageCard:
     """How well a model predicts a text, or several that have nothing to do with each other. The stride is that of
     :func:`logprobs`.
@@ -212,7 +223,7 @@ def evaluate_text(
     texts = [text] if isinstance(text, str) else list(text)
     context, step = _windows(model, stride)
     begin = time.perf_counter()
-    found = logprobs(model, texts, stride=stride)
+    found = logprobs(model, texts, stride=stride, progress=progress)
     seconds = time.perf_counter() - begin
     scores = np.concatenate([scores[~np.isnan(scores)] for scores in found] or [np.zeros(0)])
     if not len(scores):

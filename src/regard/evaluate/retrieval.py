@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.decode.translate import Progress
 from regard.evaluate.captions import Captioned, hashes
 from regard.evaluate.scorecard import Scorecard, about
 from regard.evaluate.scores import Score
@@ -21,6 +22,8 @@ from regard.schema import InputError
 
 BEST = (1, 5, 10)
 AT_ONCE = 1_024  # rows that are compared with everything
+ALIKE = 1e-6  # how far apart the same text may be in two batches
+EMBEDDED = 256  # images or texts between two looks at how far it is
 
 
 def ranks(
@@ -38,11 +41,11 @@ def ranks(
         near = images[start : start + AT_ONCE] @ texts.T
         own = of == torch.arange(start, start + len(near), device=of.device)[:, None]
         best = near.masked_fill(~own, float("-inf")).amax(1, keepdim=True)
-        to_text.append(((near >= best) & ~own).sum(1))
+        to_text.append(((near >= best - ALIKE) & ~own).sum(1))
     for start in range(0, len(texts), AT_ONCE):
         near = texts[start : start + AT_ONCE] @ images.T
         right = of[start : start + AT_ONCE, None]
-        to_image.append((near >= near.gather(1, right)).sum(1) - 1)
+        to_image.append((near >= near.gather(1, right) - ALIKE).sum(1) - 1)
     return torch.cat(to_text).cpu().numpy(), torch.cat(to_image).cpu().numpy()
 
 
@@ -59,7 +62,9 @@ class MatchCard(Scorecard):
     unit: ClassVar[str] = "images"
 
 
-def evaluate_matches(model: Model, examples: Sequence[Captioned], *, name: str = "test") -> MatchCard:
+def evaluate_matches(
+    model: Model, examples: Sequence[Captioned], *, name: str = "test", progress: Progress | None = None
+) -> MatchCard:
     """Find the texts of images and the images of texts with a model of two encoders, and score how often it is right.
 
     >>> from regard import Transformer, recipe
@@ -77,7 +82,15 @@ def evaluate_matches(model: Model, examples: Sequence[Captioned], *, name: str =
     pictures = [picture for picture, _ in examples]
     of = np.repeat(np.arange(len(examples)), [len(own) for _, own in examples])
     begun = time.perf_counter()
-    images, texts = model.embed(pictures), model.embed([text for _, own in examples for text in own])
+    captions = [text for _, own in examples for text in own]
+    vectors, done = [], 0
+    for side, what in ((pictures, "images"), (captions, "texts")):
+        for start in range(0, len(side), EMBEDDED):
+            vectors.append(model.embed(side[start : start + EMBEDDED]))
+            done += len(vectors[-1])
+            if progress is not None:
+                progress(done, len(pictures) + len(captions), what)
+    images, texts = np.split(np.concatenate(vectors), [len(pictures)])
     seconds = time.perf_counter() - begun
     to_text, to_image = ranks(*(torch.from_numpy(side) for side in (images, texts, of)))
     return MatchCard(

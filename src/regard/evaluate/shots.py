@@ -11,8 +11,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from regard.decode.translate import Progress
 from regard.encode.labels import Classification
 from regard.encode.shots import Example
+from regard.evaluate.labelled import PROMPTED
 from regard.evaluate.labels import accuracy
 from regard.evaluate.scorecard import table
 from regard.files import drafted
@@ -108,6 +110,7 @@ def accuracy_over_shots(
     shots: Sequence[int] = (0, 1, 2, 4, 8),
     *,
     name: str = "test",
+    progress: Progress | None = None,
 ) -> OverShots:
     """The accuracy of language models on labelled texts, for each number of examples that they are shown. A model is
     :func:`~regard.encode.shots.classify_with_prompt` with all but the texts and ``shots``.
@@ -123,11 +126,19 @@ def accuracy_over_shots(
         raise InputError("nothing to score; give at least one text with its label")
     texts, wanted = [text for text, _ in test], [label for _, label in test]
     curves: dict[str, list[Shots]] = {}
+    done, of_all = 0, len(models) * len(shots) * len(texts)
     for model, answer in models.items():
-        scores = {k: accuracy([found.label for found in answer(texts, shots=k)], wanted) for k in shots}
-        curves[model] = [
-            Shots(shots=k, accuracy=score.value, low=score.interval[0], high=score.interval[1])
-            for k, score in scores.items()
-        ]
+        curves[model] = []
+        for k in shots:
+            said: list[str] = []
+            for begin in range(0, len(texts), PROMPTED):
+                said += [found.label for found in answer(texts[begin : begin + PROMPTED], shots=k)]
+                if progress is not None:
+                    right = sum(a == b for a, b in zip(said, wanted, strict=False))
+                    progress(done + len(said), of_all, f"{model}, {k} shots: {right / len(said):.1%} right")
+            done += len(said)
+            score = accuracy(said, wanted)
+            low, high = score.interval
+            curves[model].append(Shots(shots=k, accuracy=score.value, low=low, high=high))
     chance = 100 * max(wanted.count(label) for label in set(wanted)) / len(wanted)
     return OverShots(name, len(test), chance, curves)

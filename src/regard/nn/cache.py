@@ -47,6 +47,18 @@ def check_batch(batch_size: int, position: Int[Tensor, " B"], t: int, ways: int 
         raise InputError(f"each row of the cache goes on in {ways} ways, the ids have {t} tokens a row")
 
 
+def put(
+    held: Float[Tensor, "B G S D"], given: Float[Tensor, "B G T D"], slots: Int[Tensor, "B T"], place: slice | None
+) -> None:
+    """Write keys or values at their slots, which are a slice if there is one."""
+    if place is not None:
+        held[:, :, place] = given
+    elif slots.shape[0] == 1:  # by half the kernel
+        held.index_copy_(2, slots[0], given.to(held.dtype))
+    else:
+        held.scatter_(2, slots[:, None, :, None].expand_as(given), given.to(held.dtype))
+
+
 def put_rows(
     mine: Shaped[Tensor, "..."],
     theirs: Shaped[Tensor, "..."],
@@ -202,15 +214,10 @@ class Cache:
     ) -> KeyValue:
         """Put new keys and values (not their gradients) at their slots; return the layer's first ``span``."""
         assert slots is not None, "a mask over a cache places its queries"
-        for held, given in ((self.k, new.k), (self.v, new.v)):
-            given = given.detach().to(held.dtype)
-            if place is not None:
-                held[layer, :, :, place] = given
-            elif slots.shape[0] == 1:  # by half the kernel
-                held[layer].index_copy_(2, slots[0], given)
-            else:
-                held[layer].scatter_(2, slots[:, None, :, None].expand_as(given), given)
-        return KeyValue(self.k[layer, :, :, :span], self.v[layer, :, :, :span])
+        k, v = self.k[layer], self.v[layer]
+        put(k, new.k.detach(), slots, place)
+        put(v, new.v.detach(), slots, place)
+        return KeyValue(k[:, :, :span], v[:, :, :span])
 
     def advance(self, by: int | Tensor) -> None:
         """Move each row on by its number of real tokens."""

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from regard.nn.cache import Cache
 from regard.nn.norms import LayerNorm, RMSNorm
 from regard.nn.products import ACTIVATIONS
 
@@ -233,6 +234,11 @@ def _parts(norm: nn.Module | None):
 
 # ---------------------------------------------------------------------------------------
 # Attention
+
+
+def past(cache: Cache, slots: Tensor) -> dict[str, Tensor | None]:
+    """Where this step's keys go, and which of those before each way may look at."""
+    return {"position": cache.position, "seen": cache.visible(slots, cache.k.shape[3])}
 
 
 def look(

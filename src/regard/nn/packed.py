@@ -75,7 +75,7 @@ class Packed(nn.Module):
         if not 0 < rows <= FEW // 2:
             return self._multiply(x)
         if rows == 1 and self.plain is not None:
-            out = self.plain.multiply(x.reshape(1, k)).view(*x.shape[:-1], -1)
+            out = self.plain.multiply(x.contiguous()).view(*x.shape[:-1], -1)
             return out if self.activate is None else self.activate(out)
         again = x.reshape(rows, k).expand(FEW // rows, rows, k)
         return self._multiply(again)[0].view(*x.shape[:-1], -1)
@@ -160,10 +160,11 @@ class _Plain:
         self.weight, self.bias = weight[:even].reshape(parts, -1, weight.shape[1]), bias[:even].view(parts, -1, 1)
         self.rest = (bias[even:], weight[even:]) if even < len(weight) else None
 
-    def multiply(self, x: Float[Tensor, "1 K"]) -> Float[Tensor, " N"]:
-        # x.T has the stride of a row, by which bmm knows its layout; with x[:, None] it would take eight times as long.
-        out = torch.baddbmm(self.bias, self.weight, x.T.expand(len(self.weight), -1, 1)).view(-1)
-        return out if self.rest is None else torch.cat([out, torch.addmv(*self.rest, x[0])])
+    def multiply(self, x: Float[Tensor, "... K"]) -> Float[Tensor, "..."]:
+        parts, _, k = self.weight.shape
+        # Such strides has a row's transpose, by which bmm knows its layout; with 1 it would take eight times as long.
+        out = torch.baddbmm(self.bias, self.weight, x.as_strided((parts, k, 1), (0, 1, k)))
+        return out if self.rest is None else torch.cat([out.view(-1), torch.addmv(*self.rest, x.view(-1))])
 
 
 def packs(weight: Tensor) -> bool:

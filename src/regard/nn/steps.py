@@ -1,5 +1,6 @@
-"""One token more of every way, on a GPU: what ``model.logits(model.decode(ids, cache=cache).hidden)`` gives, by as few
-kernels as there can be. Attention reads as much of the cache as is in use, which the host need not know.
+"""One token more of every way: what ``model.logits(model.decode(ids, cache=cache).hidden)`` gives, by as few kernels as
+there can be on a GPU (:mod:`regard.nn.kernels`, whose attention reads as much of the cache as is in use, which the host
+need not know) and by as few operations on a CPU (:mod:`regard.nn.cpu_kernels`).
 
 It is for what decoders have in common; :func:`fits` says which models and caches, and all others decode as they are.
 """
@@ -18,17 +19,33 @@ from regard.nn.attention import Attention
 from regard.nn.blocks import Block
 from regard.nn.cache import Cache, KeyValue
 from regard.nn.heads import VocabularyHead
-from regard.nn.masks import Layout
+from regard.nn.masks import Layout, Lowered
+from regard.nn.packed import Int8, Packed
 from regard.nn.positions import Rotation, rotate
 from regard.nn.transformer import Tower, Transformer
 
 MOST_QUERIES = 64  # that look at the same keys
+LINEAR = (nn.Linear, Packed, Int8)
 
 
 def fits(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"]) -> bool:
     """Whether a step can be made here."""
+    if ids.device.type == "cpu":
+        return composes(model, cache, ids)
     here = ids.is_cuda and ids.device.index == torch.cuda.current_device()  # where triton launches
-    return here and has_kernels() and cache.k.dtype != torch.float64 and composes(model, cache, ids)
+    if not here or not has_kernels() or cache.k.dtype == torch.float64 or not composes(model, cache, ids):
+        return False
+    weights = (model.vocabulary_table(), *cast(Tower, model.decoder).parameters())
+    return all(weight.dtype == cache.k.dtype and weight.is_contiguous() for weight in weights)
+
+
+def kernels_for(device: torch.device) -> Any:
+    """The module of them."""
+    if device.type == "cpu":
+        from regard.nn import cpu_kernels as kernels
+    else:
+        from regard.nn import kernels
+    return kernels
 
 
 @functools.cache
@@ -42,25 +59,25 @@ def has_kernels() -> bool:
 
 
 def composes(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"]) -> bool:
-    """The same, wherever the tensors are."""
+    """Whether a model is one that a step knows."""
     tower, head = model.decoder, model.head
-    if not isinstance(tower, Tower) or not isinstance(head, VocabularyHead) or head.dense is not None or head.packed:
+    if not isinstance(tower, Tower) or not isinstance(head, VocabularyHead) or head.dense is not None:
         return False
     blocks = [cast(Block, block) for block in tower.stack.blocks]
     layers = [layer for block in blocks for layer in (block.self_attn, block.cross_attn) if layer is not None]
-    config, table, dtype = tower.config, model.vocabulary_table(), cache.k.dtype
+    config = tower.config
     return (
         config.causal
         and config.positions.kind != "alibi"
         and not any(tower.stack.windows)
         and all(map(_plain, layers))
-        and all(type(layer) is nn.Linear for block in blocks for layer in (block.mlp.up, block.mlp.down))
+        and all(type(layer) in LINEAR for block in blocks for layer in (block.mlp.up, block.mlp.down))
         and ids.shape[1] == cache.lanes
         and (cache.lanes == 1 or cache.seen is not None)
         and ids.shape[1] * config.n_heads // (config.n_kv_heads or config.n_heads) <= MOST_QUERIES
-        and all(weight.dtype == dtype and weight.is_contiguous() for weight in (table, *tower.parameters()))
         and not torch.is_autocast_enabled(ids.device.type)
         and not torch.is_grad_enabled()
+        and not tower.training  # which has dropout
         and not any(module._forward_hooks or module._forward_pre_hooks for module in tower.modules())
     )
 
@@ -69,23 +86,22 @@ def _plain(layer: Attention) -> bool:
     """Dot products of what linear layers make."""
     parts = (layer.out, layer.qkv if layer.fused else layer.q)
     adorned = (layer.q_norm, layer.score_q, layer.score_w)
-    return all(type(part) is nn.Linear for part in parts) and all(part is None for part in adorned)
+    return all(type(part) in LINEAR for part in parts) and all(part is None for part in adorned)
 
 
 @torch.no_grad()
 def step(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"], kernels: Any = None) -> Float[Tensor, "B N V"]:
     """The scores of what follows each way, in float32. The cache goes on by one position."""
-    if kernels is None:
-        from regard.nn import kernels
+    kernels = kernels or kernels_for(ids.device)
     tower = cast(Tower, model.decoder)
     slots = cache.slots(ids.shape[1])
-    seen = cache.visible(slots, cache.k.shape[3])
+    past = kernels.past(cache, slots)
     x, positions = tower.embedded(ids, Layout(), embed=model._decoder_embed(), cache=cache, slots=slots)
     x = x.flatten(0, 1)  # (B N, C)
     rotation = None if tower.rotary is None else tower.rotary(positions)
     for i, block in enumerate(tower.stack.blocks):
         kept, memory = KeyValue(cache.k[i], cache.v[i]), cache.cross[i] if cache.cross else None
-        x = _block(kernels, cast(Block, block), x, kept, rotation, cache, seen, memory)
+        x = _block(kernels, cast(Block, block), x, kept, rotation, past, memory, cache.memory_mask)
     cache.advance(1)
     return scores(model, x, kernels, norm=tower.stack.norm).unflatten(0, ids.shape)
 
@@ -94,10 +110,10 @@ def scores(
     model: Transformer, x: Float[Tensor, "R C"], kernels: Any = None, norm: nn.Module | None = None
 ) -> Float[Tensor, "R V"]:
     """A vocabulary's scores in float32, whatever its size: a library's kernel wants a multiple of eight."""
-    if kernels is None:
-        from regard.nn import kernels
+    kernels = kernels or kernels_for(x.device)
     head = cast(VocabularyHead, model.head)
-    return kernels.linear(x, model.vocabulary_table(), head.bias, norm=norm, dtype=torch.float32)
+    weights = (model.vocabulary_table(), head.bias) if head.packed is None else (head.packed,)
+    return kernels.linear(x, *weights, norm=norm, dtype=torch.float32)
 
 
 def _block(
@@ -106,9 +122,9 @@ def _block(
     x: Float[Tensor, "R C"],
     kept: KeyValue,
     rotation: Rotation | None,
-    cache: Cache,
-    seen: Tensor | None,
+    past: dict[str, Any],
     memory: KeyValue | None,
+    mask: Lowered,
 ) -> Float[Tensor, "R C"]:
     layer = block.self_attn
     qkv = _before(kernels, block, x, layer.qkv, block.self_norm)
@@ -116,12 +132,11 @@ def _block(
     if rotation is not None:
         _turn(q, layer.n_heads, rotation)
         _turn(k, layer.n_kv_heads, rotation)
-    own = {"new": (k, v), "position": cache.position, "seen": seen}
-    out = kernels.look(q, *kept, scale=layer.scale, heads=layer.n_heads, **own)
+    out = kernels.look(q, *kept, scale=layer.scale, heads=layer.n_heads, new=(k, v), **past)
     x = _after(kernels, block, x, out, layer.out, block.self_norm)
     if block.cross_attn is not None and block.cross_norm is not None:
         assert memory is not None, "a cache was started with one"
-        layer, mask = block.cross_attn, cache.memory_mask
+        layer = block.cross_attn
         q = _before(kernels, block, x, layer.q, block.cross_norm)
         out = kernels.look(q, *memory, scale=layer.scale, heads=layer.n_heads, bias=mask.bias, alive=mask.alive)
         x = _after(kernels, block, x, out, layer.out, block.cross_norm)
@@ -136,14 +151,19 @@ def _block(
 
 def _before(kernels: Any, block: Block, x: Tensor, layer: nn.Module, norm: nn.Module, **then: Any) -> Tensor:
     """A branch's first layer, after its norm if that comes first."""
-    return kernels.linear(x, layer.weight, layer.bias, norm=norm if block.pre else None, **then)
+    return kernels.linear(x, *_weights(layer), norm=norm if block.pre else None, **then)
 
 
 def _after(kernels: Any, block: Block, x: Tensor, branch: Tensor, layer: nn.Module, norm: nn.Module) -> Tensor:
     """A branch's last layer, added to what it is a branch of."""
     if block.pre:
-        return kernels.linear(branch, layer.weight, layer.bias, residual=x)
-    return kernels.add_norm(x, kernels.linear(branch, layer.weight, layer.bias), norm)
+        return kernels.linear(branch, *_weights(layer), residual=x)
+    return kernels.add_norm(x, kernels.linear(branch, *_weights(layer)), norm)
+
+
+def _weights(layer: nn.Module) -> tuple[Any, ...]:
+    """What a product is with: a weight and a bias, or a packed layer, which has none that could be told."""
+    return (layer.weight, layer.bias) if isinstance(layer, nn.Linear) else (layer,)
 
 
 def _turn(x: Float[Tensor, "R d"], heads: int, by: Rotation) -> None:
