@@ -3,7 +3,6 @@ search, and every score the model's own."""
 
 import functools
 import math
-import sys
 
 import pytest
 import torch
@@ -202,17 +201,17 @@ def test_stopping_early_changes_nothing(name, ends, monkeypatch):
     for early in (True, False):
         model, _, memory, prompt, _ = ready(name, ends)
         count = 0
-        decode = model.decode
 
-        def counted(*args, **options):
+        def counted(*args, step=recorded.step, **options):
             nonlocal count
             count += 1
-            return decode(*args, **options)  # noqa: B023
+            return step(*args, **options)
 
-        model.decode = counted
         if not early:
             monkeypatch.setattr("regard.decode.search.Beams.settled", lambda state: torch.zeros_like(state.done))
-        found = search(model, prompt, memory=memory, end=END, limits=[31, 29, 23], how=how, never=NEVER)
+        with monkeypatch.context() as patch:
+            patch.setattr(recorded, "step", counted)
+            found = search(model, prompt, memory=memory, end=END, limits=[31, 29, 23], how=how, never=NEVER)
         steps.append(([[one.ids for one in row] for row in found], count))
     (with_bound, fewer), (without, more) = steps
     assert with_bound == without
@@ -261,14 +260,14 @@ def test_searches_in_turns_do_not_disturb_each_other(name, how, fixed):
 def test_fixed_shapes_and_recordings_change_nothing(name, how, fused, fixed, monkeypatch):
     """The second search of a shape moves into the first one's memory; rows that leave move into another's; and steps
     may be made of a GPU's kernels, here of what these are to do."""
-    if fused:
-        monkeypatch.setattr(nn_steps, "fits", nn_steps.composes)
-        monkeypatch.setitem(sys.modules, "regard.nn.kernels", PLAIN)
-        monkeypatch.setattr(recorded, "choosing", lambda: None)
     cases = (LIMITS, [1, 9, 1])
     with monkeypatch.context() as plain:
         plain.setattr(recorded, "fixed_shapes", lambda device: False)
         wanted = [found_in_batch(name, HOWS[how], limits=limits)[1] for limits in cases]
+    if fused:
+        monkeypatch.setattr(nn_steps, "fits", nn_steps.composes)
+        monkeypatch.setattr(nn_steps, "kernels_for", lambda device: PLAIN)
+        monkeypatch.setattr(recorded, "choosing", lambda: None)
     recorder = AsRecorded()
     for limits, expected in 3 * [*zip(cases, wanted, strict=True)]:
         _, found = found_in_batch(name, HOWS[how], limits=limits, recorder=recorder)

@@ -147,7 +147,7 @@ def test_packed_layers_take_part(name, rows, int8):
     """In whole numbers a last digit that is another can become another whole number: seldom, so most scores tell."""
     model, cache, ids = started(MODELS[name], 1, rows=rows)
     pack(model, int8=int8)
-    assert steps.fits(model, cache, ids)
+    assert steps.composes(model, cache, ids)
     for _ in range(3):
         expected = model.logits(model.decode(ids, cache=copy.deepcopy(cache)).hidden)
         found = steps.step(model, cache, ids)
@@ -164,7 +164,7 @@ def test_a_cache_may_be_more_exact_than_the_model():
     model.decode(torch.randint(0, 101, (3, 5)), cache=cache)
     ids, twin = torch.randint(0, 101, (3, 1)), copy.deepcopy(cache)
     expected = model.logits(model.decode(ids, cache=twin).hidden).float()
-    assert steps.fits(model, cache, ids)
+    assert steps.composes(model, cache, ids)
     torch.testing.assert_close(steps.step(model, cache, ids), expected, atol=2e-2, rtol=2e-2)
     torch.testing.assert_close(cache.k, twin.k, atol=2e-2, rtol=2e-2)
 

@@ -142,7 +142,7 @@ class Recording:
         # Copies of the holders: a search that goes on with fewer rows leaves these as they are.
         self.recorder, self.model = recorder, model
         self.cache, self.state, self.ids = copy.copy(cache), state.copy(), ids
-        self.fused = ids.is_cuda and steps.fits(model, cache, ids)  # a CPU's asks the host how far its rows are
+        self.fused = steps.fits(model, cache, ids)
         if self.fused:
             recorder.kernels = self.state.kernels = choosing()
         self.holder: weakref.ref[Search] | None = None  # whose step it is

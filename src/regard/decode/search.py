@@ -39,7 +39,7 @@ from regard.decode.settings import Decoding
 from regard.nn import Transformer
 from regard.nn.cache import Cache, put_rows
 from regard.nn.outputs import Encoded
-from regard.nn.steps import fits
+from regard.nn.steps import composes
 
 
 class Found(NamedTuple):
@@ -176,9 +176,8 @@ class Search:
         self.model, self.cache, self.state, self.ids, self.recorder = model, cache, state, ids, recorder
         self.given = np.asarray(given)  # tokens of each row's prompt
         self.recording: Recording | None = None
-        # On a GPU that is the recording's to know.
-        here = isinstance(cache, Cache) and prompt.device.type == "cpu"
-        self.fused = here and fits(model, cast(Cache, cache), ids)
+        # Whether its steps are made of few operations; on a GPU a recording's are.
+        self.fused = prompt.device.type == "cpu" and isinstance(cache, Cache) and composes(model, cache, ids)
         self.since = 0  # steps since somebody looked
 
     @torch.inference_mode()

@@ -29,9 +29,7 @@ LINEAR = (nn.Linear, Packed, Int8)
 
 
 def fits(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"]) -> bool:
-    """Whether a step can be made here."""
-    if ids.device.type == "cpu":
-        return composes(model, cache, ids)
+    """Whether a step can be made on a GPU, and recorded."""
     here = ids.is_cuda and ids.device.index == torch.cuda.current_device()  # where triton launches
     if not here or not has_kernels() or cache.k.dtype == torch.float64 or not composes(model, cache, ids):
         return False
@@ -59,7 +57,7 @@ def has_kernels() -> bool:
 
 
 def composes(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"]) -> bool:
-    """Whether a model is one that a step knows."""
+    """Whether a model is one that a step knows: then it can be made on a CPU."""
     tower, head = model.decoder, model.head
     if not isinstance(tower, Tower) or not isinstance(head, VocabularyHead) or head.dense is not None:
         return False
