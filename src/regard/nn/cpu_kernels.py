@@ -39,6 +39,7 @@ def linear(
 
 
 def add_norm(x: Tensor, branch: Tensor, norm: nn.Module) -> Tensor:
+    """norm(x + branch), which is taken over."""
     return _normed(branch.add_(x), norm)
 
 
