@@ -122,20 +122,14 @@ def _of_file(models: Models, file: str, columns: str | None, shuffled: bool, opt
     named = columns.split(",") if columns else ()
     cards: Cards = []
     for each in models(*(["caption"] if shuffled else ["classify", "tag", "caption", "match"])):
+        read, score, how = read_examples, evaluate_labels, {}
         if each.task == "caption":
-            examples = read_captioned(each, file, named)
-            with answering(str(each.path)) as progress:
-                how = {"shuffled": shuffled, "progress": progress, **options}
-                card: Any = evaluate_captions(each, examples, name=set_name(file), **how)
+            read, score, how = read_captioned, evaluate_captions, {"shuffled": shuffled, **options}
         elif each.task == "match":
-            examples = read_captioned(each, file, named)
-            with answering(str(each.path)) as progress:
-                card = evaluate_matches(each, examples, name=set_name(file), progress=progress)
-        else:
-            examples = read_examples(each, file, named)
-            with answering(str(each.path)) as progress:
-                card = evaluate_labels(each, examples, name=set_name(file), progress=progress)
-        cards.append((each, card))
+            read, score = read_captioned, evaluate_matches
+        examples: Any = read(each, file, named)
+        with answering(str(each.path)) as progress:
+            cards.append((each, score(each, examples, name=set_name(file), progress=progress, **how)))
     return cards
 
 

@@ -20,6 +20,7 @@ Who wants to see what it was chosen from gives a ``watch``, which is shown each 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -176,9 +177,14 @@ class Search:
         self.model, self.cache, self.state, self.ids, self.recorder = model, cache, state, ids, recorder
         self.given = np.asarray(given)  # tokens of each row's prompt
         self.recording: Recording | None = None
-        # Whether its steps are made of few operations; on a GPU a recording's are.
-        self.fused = prompt.device.type == "cpu" and isinstance(cache, Cache) and composes(model, cache, ids)
         self.since = 0  # steps since somebody looked
+
+    @functools.cached_property
+    def fused(self) -> bool:
+        """Whether its steps are made of few operations on a CPU; on a GPU a recording's are. Asked by the first step:
+        a search that joins another makes none."""
+        cache, ids = self.cache, self.ids
+        return ids.device.type == "cpu" and isinstance(cache, Cache) and composes(self.model, cache, ids)
 
     @torch.inference_mode()
     def step(self) -> None:

@@ -79,6 +79,37 @@ class ImageCard(LabelCard):
     unit: ClassVar[str] = "images"
 
 
+def answered(
+    ask: Callable[[list[Any]], list[Any]],
+    texts: list[Any],
+    wanted: Sequence[Any] | None,
+    *,
+    at_once: int,
+    progress: Progress | None = None,
+) -> list[Any]:
+    """What is said of texts, asked some at a time. A bar is told how many of the labels or tags are those wanted, if
+    there are such.
+
+    >>> says_no = lambda texts: [Classification("no", 1.0, {"no": 1.0}) for _ in texts]
+    >>> _ = answered(says_no, ["a", "b", "c"], ["no", "no", "yes"], at_once=2, progress=print)
+    2 3 100.0% right
+    3 3 66.7% right
+    """
+    answers, right = [], 0
+    for begin in range(0, len(texts), at_once):
+        some = ask(texts[begin : begin + at_once])
+        answers += some
+        if progress is None:
+            continue
+        so_far = ""
+        if wanted is not None:
+            said = (a.label if isinstance(a, Classification) else a.tags for a in some)
+            right += sum(tuple(a) == tuple(b) for a, b in zip(said, wanted[begin : len(answers)], strict=True))
+            so_far = f"{right / len(answers):.1%} right"
+        progress(len(answers), len(texts), so_far)
+    return answers
+
+
 def evaluate_labels(
     model: Model,
     examples: Sequence[Example],
@@ -109,18 +140,11 @@ def evaluate_labels(
     card = ImageCard if images.reads_images(model) else LabelCard
     numbers = classify is None and is_regression(model)
     ask: Any = classify or (model.tag if tags else model.classify)
-    answers, said, right = [], [], 0
-    begun, at_once = time.perf_counter(), AT_ONCE if classify is None else PROMPTED
-    for begin in range(0, len(texts), at_once):
-        some = ask(texts[begin : begin + at_once])
-        answers += some
-        said += [a.tags if tags else a.score if numbers else a.label for a in some]
-        if progress is not None and numbers:
-            progress(len(said), len(texts), "")
-        elif progress is not None:
-            right += sum(tuple(a) == tuple(b) for a, b in zip(said[begin:], wanted[begin : len(said)], strict=True))
-            progress(len(said), len(texts), f"{right / len(said):.1%} right")
+    begun = time.perf_counter()
+    told = None if numbers else wanted
+    answers = answered(ask, texts, told, at_once=AT_ONCE if classify is None else PROMPTED, progress=progress)
     seconds = time.perf_counter() - begun
+    said = [a.tags if tags else a.score if numbers else a.label for a in answers]
     of = {
         "name": name,
         "seconds": seconds,

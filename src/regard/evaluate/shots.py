@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.text import Text
 from regard.decode.translate import Progress
 from regard.encode.labels import Classification
 from regard.encode.shots import Example
-from regard.evaluate.labelled import PROMPTED
+from regard.evaluate.labelled import PROMPTED, answered
 from regard.evaluate.labels import accuracy
 from regard.evaluate.scorecard import table
 from regard.files import drafted
@@ -130,14 +131,14 @@ def accuracy_over_shots(
     for model, answer in models.items():
         curves[model] = []
         for k in shots:
-            said: list[str] = []
-            for begin in range(0, len(texts), PROMPTED):
-                said += [found.label for found in answer(texts[begin : begin + PROMPTED], shots=k)]
+
+            def tell(n: int, _: int, right: str, *, done=done, what=f"{model}, {k} shots") -> None:
                 if progress is not None:
-                    right = sum(a == b for a, b in zip(said, wanted, strict=False))
-                    progress(done + len(said), of_all, f"{model}, {k} shots: {right / len(said):.1%} right")
-            done += len(said)
-            score = accuracy(said, wanted)
+                    progress(done + n, of_all, f"{what}: {right}")
+
+            found = answered(partial(answer, shots=k), texts, wanted, at_once=PROMPTED, progress=tell)
+            done += len(texts)
+            score = accuracy([one.label for one in found], wanted)
             low, high = score.interval
             curves[model].append(Shots(shots=k, accuracy=score.value, low=low, high=high))
     chance = 100 * max(wanted.count(label) for label in set(wanted)) / len(wanted)

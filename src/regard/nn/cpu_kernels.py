@@ -16,7 +16,7 @@ from regard.nn.attention import attend
 from regard.nn.cache import Cache, put
 from regard.nn.masks import Layout, Lowered, lower_densely, self_mask, side_by_side
 from regard.nn.norms import LayerNorm
-from regard.nn.products import ACTIVATIONS
+from regard.nn.products import followed
 
 
 def linear(
@@ -33,9 +33,7 @@ def linear(
     it is added to."""
     x = x if norm is None else _normed(x, norm)
     out = F.linear(x, weight, bias) if isinstance(weight, Tensor) else weight(x)
-    out = out if activation is None else ACTIVATIONS[activation](out)
-    out = out if residual is None else out.add_(residual)
-    return out if dtype is None else out.to(dtype)
+    return followed(out, activation, residual, dtype)
 
 
 def add_norm(x: Tensor, branch: Tensor, norm: nn.Module) -> Tensor:

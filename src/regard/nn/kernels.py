@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from regard.nn.cache import Cache
 from regard.nn.norms import LayerNorm, RMSNorm
-from regard.nn.products import ACTIVATIONS
+from regard.nn.products import followed
 
 SOME = 128  # rows up to which these kernels are faster than the library's
 # By measurement on an H200 (docs/performance.md).
@@ -93,10 +93,7 @@ def _library(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | N
         return torch.mm(x, weight.T, out_dtype=dtype)  # a sum is not rounded before it is widened
     if activation == "relu" and bias is not None and residual is None:
         return torch.ops.aten._addmm_activation(bias, x, weight.T)
-    out = F.linear(x, weight, bias)
-    out = out if activation is None else ACTIVATIONS[activation](out)
-    out = out if residual is None else out.add_(residual)
-    return out if dtype is None else out.to(dtype)
+    return followed(F.linear(x, weight, bias), activation, residual, dtype)
 
 
 @triton.jit

@@ -73,6 +73,19 @@ def parted(layer: nn.Module, x: Float[Tensor, "*N K"], widths: Sequence[int]) ->
     return tuple(part.unflatten(0, x.shape[:-1]) for part in parts)
 
 
+def followed(
+    out: Float[Tensor, "*N M"], activation: str | None, residual: Tensor | None, dtype: torch.dtype | None
+) -> Float[Tensor, "*N M"]:
+    """A product's output, which is taken over, with all that follows: an activation, what it is added to, a dtype.
+
+    >>> followed(torch.tensor([-1.0, 2.0]), "relu", torch.ones(2), torch.float64)
+    tensor([1., 3.], dtype=torch.float64)
+    """
+    out = out if activation is None else ACTIVATIONS[activation](out)
+    out = out if residual is None else out.add_(residual)
+    return out if dtype is None else out.to(dtype)
+
+
 def trains_by_kernels(x: Tensor) -> bool:
     """Whether x is trained on where there are kernels for that.
 

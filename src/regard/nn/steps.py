@@ -2,7 +2,7 @@
 there can be on a GPU (:mod:`regard.nn.kernels`, whose attention reads as much of the cache as is in use, which the host
 need not know) and by as few operations on a CPU (:mod:`regard.nn.cpu_kernels`).
 
-It is for what decoders have in common; :func:`fits` says which models and caches, and all others decode as they are.
+It is for what decoders have in common; :func:`composes` says which models and caches. All others decode as they are.
 """
 
 from __future__ import annotations
