@@ -264,7 +264,7 @@ class Train(Node):
     precision: Literal["float32", "bfloat16"] | None = None
     """What products are computed in; weights stay float32. Left out: bfloat16 on a GPU, float32 on a CPU."""
     compile: bool | None = None
-    """Use torch.compile. Left out: on a GPU, for packed batches and images, where 500 steps or more earn it back."""
+    """Use torch.compile. Left out: on a GPU, for packed batches and images, where 1,000 steps or more earn it back."""
     ema: float = 0.0
     """Decay of a moving average of the weights, which is then what is validated and kept; 0 keeps none."""
     average: int = 0

@@ -1,44 +1,81 @@
-"""Our dropout on a CPU: its rate, its scale, its seed and its gradient; nothing where it is off."""
+"""Our dropout, a CPU's and a compiled GPU's: its rate, its scale, its seed and its gradient; nothing where it is off."""
 
 import pytest
 import torch
 
-from regard.nn.dropout import LEVELS, add_dropout, dropout
+from nn.test_variable_lengths import of_dynamo
+from regard.nn import dropout as room
+from regard.nn.dropout import LEVELS, add_dropout, dropout, hashed_dropout
 
 N, M = 1009, 1013
+WAYS = {"words": lambda x, p: dropout(x, p, training=True), "hashes": hashed_dropout}
+ways = pytest.mark.parametrize("way", WAYS)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_rate_and_scale(p, dtype):
+@ways
+def test_rate_and_scale(p, dtype, way):
     torch.manual_seed(0)
-    out = dropout(torch.ones(N, M, dtype=dtype), p, training=True)
+    out = WAYS[way](torch.ones(N, M, dtype=dtype), p)
     assert out.dtype == dtype
     dropped = (out == 0).double().mean().item()
     assert abs(dropped - p) < 5 * (p * (1 - p) / (N * M)) ** 0.5 + 0.5 / LEVELS
-    assert set(out.unique().tolist()) == {0.0, torch.tensor(1 / (1 - round(p * LEVELS) / LEVELS), dtype=dtype).item()}
+    its_own = round(p * LEVELS) / LEVELS if way == "words" else p
+    assert set(out.unique().tolist()) == {0.0, torch.tensor(1 / (1 - its_own), dtype=dtype).item()}
 
 
-def test_elements_are_independent_of_their_neighbours():
-    """Four elements are of one random word: of each pair, both are dropped as often as chance would."""
+@ways
+def test_elements_are_independent_of_their_neighbours(way):
+    """Of each pair of 16 in a row, and of those below each other, both are dropped as often as chance would: of words,
+    which hold four elements, and of hashes, whose places differ in few bits."""
     torch.manual_seed(0)
-    gone = (dropout(torch.ones(N * 16), 0.5, training=True) == 0).double().view(-1, 16)
-    together = gone.T @ gone / N
-    off_diagonal = together[~torch.eye(16, dtype=torch.bool)]
-    assert (off_diagonal - 0.25).abs().max() < 5 * (0.25 * 0.75 / N) ** 0.5
+    gone = (WAYS[way](torch.ones(N * 16), 0.5) == 0).double().view(-1, 16)
+    beside, below = (gone.T @ torch.cat([gone, gone.roll(1, 0)], 1) / N).split(16, 1)
+    together = torch.cat([beside[~torch.eye(16, dtype=torch.bool)], below.flatten()])
+    assert (together - 0.25).abs().max() < 5 * (0.25 * 0.75 / N) ** 0.5
 
 
-def test_a_seed_repeats_it_and_another_does_not():
+@ways
+def test_a_seed_repeats_it_and_another_does_not(way):
     x = torch.randn(N, 3)
 
     def draw(seed):
         torch.manual_seed(seed)
-        return dropout(x, 0.4, training=True), dropout(x, 0.4, training=True)
+        return WAYS[way](x, 0.4), WAYS[way](x, 0.4)
 
     first, again, other = draw(1), draw(1), draw(2)
     assert all(a.equal(b) for a, b in zip(first, again, strict=True))
     assert not first[0].equal(first[1])
     assert not first[0].equal(other[0])
+
+
+def test_hashes_of_other_words_are_other_masks():
+    """Not one mask, shifted or with its places exchanged: whatever two words differ in, half of what one drops the other
+    does too."""
+    torch.manual_seed(0)
+    first, second = (hashed_dropout(torch.ones(2**14), 0.5) == 0 for _ in range(2))
+    places = torch.arange(2**14)
+    for bit in range(14):
+        for other in (second[places ^ (1 << bit)], second.roll(1 << bit)):
+            assert abs((first & other).double().mean() - 0.25) < 5 * (0.25 * 0.75 / 2**14) ** 0.5
+
+
+@of_dynamo
+def test_a_compiled_graphs_gradient_has_the_mask_of_its_output(monkeypatch):
+    """Here traced for a CPU; that the gradient hashes again is the compiler's choice."""
+    monkeypatch.setattr(room, "_hashes", lambda *_: True)
+    x, branch = (torch.randn(31, 37, requires_grad=True) for _ in range(2))
+
+    def sum_of(x, branch):
+        return add_dropout(x, branch, 0.3, training=True)
+
+    compiled = torch.compile(sum_of, backend="aot_eager_decomp_partition")
+    out = compiled(x, branch)
+    of_x, of_branch = torch.autograd.grad(out.sum(), (x, branch))
+    assert of_x.equal(torch.ones_like(x))
+    torch.testing.assert_close(out, x + branch * of_branch)
+    assert 0.2 < (of_branch == 0).double().mean() < 0.4
 
 
 @pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.0, False), (0.7, False)])

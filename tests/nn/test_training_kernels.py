@@ -1,5 +1,5 @@
-"""A model that is trained over kernels is the model: where triton is (on a machine without a GPU: in its interpreter, in
-float32, and the graph is only traced)."""
+"""A model that is trained over kernels is the model: where triton is (in bfloat16, as kernels are used; on a machine
+without a GPU in its interpreter, in float32, and the graph is only traced)."""
 
 import pytest
 import torch
@@ -56,7 +56,8 @@ def test_gradients_are_the_models_own(shape, compiled, everywhere, monkeypatch):
     model, ids = Transformer(config).to(DEVICE), [some_ids(n) for n in lengths]
 
     def loss(*ids):
-        return model(*ids).float().logsumexp(-1).sum()
+        with torch.autocast("cuda", torch.bfloat16, enabled=CUDA):
+            return model(*ids).float().logsumexp(-1).sum()
 
     function = torch.compile(loss, backend="inductor" if CUDA else "aot_eager") if compiled else loss
     weights = list(model.parameters())
@@ -65,4 +66,7 @@ def test_gradients_are_the_models_own(shape, compiled, everywhere, monkeypatch):
     monkeypatch.undo()
     wanted = torch.autograd.grad(loss(*ids), weights)
     for (name, _), mine, its in zip(model.named_parameters(), found, wanted, strict=True):
-        torch.testing.assert_close(mine, its, atol=2e-5, rtol=2e-5, msg=name)
+        if CUDA:
+            assert (mine - its).norm() <= 0.05 * its.norm(), name
+        else:
+            torch.testing.assert_close(mine, its, atol=2e-5, rtol=2e-5, msg=name)

@@ -52,8 +52,9 @@ class Stopped(Exception):
         super().__init__(f"stopped by {signal.Signals(number).name}")
 
 
-# Steps from which compiling is taken to be worth its time (40 seconds for GPT-2 on an H200): a choice, not measured.
-EARNED_BACK = 500
+# Steps from which compiling is taken to be worth its time. It takes some 30 seconds of an H200, which a small model
+# earns back in 600 (compiled before) to 1,700 steps (benchmarks/start.py), and a larger one sooner.
+EARNED_BACK = 1_000
 
 
 class Trainer:

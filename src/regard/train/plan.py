@@ -201,11 +201,11 @@ def feed_forward(tower: c.Stack, load: Load, n: int) -> Iterator[Piece]:
     gated = tower.activation == "swiglu"
     yield linear(load, "feed-forward", n, tower.d_model, f * (2 if gated else 1), tower.bias)
     yield linear(load, "feed-forward", n, f, tower.d_model, tower.bias)
-    # The way back through the activation needs what came in. ReLU only needs its sign, which its output shows:
-    # autograd takes that from the output, the compiler keeps a byte beside it.
+    # The way back through the activation needs what came in. ReLU only needs its sign, which its output shows: autograd
+    # and the kernel for half precision take that from the output, the compiler keeps a byte beside it.
     match tower.activation:
         case "relu":
-            kept = n * f if load.compiled else 0
+            kept = n * f if load.compiled and not load.half else 0
         case "swiglu":
             kept = n * f * w * (2 if load.compiled else 3)
         case "gelu_quick":
