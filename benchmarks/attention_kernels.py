@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from measure import Row, measure, report
-from regard.nn.attention import attend_texts, efficient_texts, flash_texts, short_rows, short_texts
-from regard.nn.masks import Texts
+from regard.nn.attention import attend_short, attend_texts, efficient_texts, flash_texts
+from regard.nn.masks import Lowered, Texts
 
 WIDTH = 64
 FUSED = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)
@@ -90,11 +90,22 @@ def as_bounds(lengths: list[int], spare: int) -> Tensor:
 
 
 def by_texts(kernel, lengths: list[int], longest: int, spare: int, *, is_causal: bool, across: bool) -> Attend:
-    """A kernel for variable lengths; ``across`` attends to texts of other lengths, as a decoder does to its source."""
+    """A kernel for variable lengths (None: our own); ``across``: to texts of other lengths, as a decoder attends."""
     queries = as_bounds(lengths, spare)
     keys = as_bounds(lengths[::-1], spare) if across else queries
     texts = Texts(queries, keys, longest, longest)
+    if kernel is None:
+        return short(Lowered(is_causal, texts=texts))
     return partial(attend_texts, texts=texts, kernel=kernel, is_causal=is_causal, scale=WIDTH**-0.5)
+
+
+def short(mask: Lowered) -> Attend:
+    """Our own kernel, over packed texts or rows; queries, keys and values each by themselves."""
+
+    def attend(q, k, v):
+        return attend_short([x.transpose(1, 2)[:, :, None] for x in (q, k, v)], mask, scale=WIDTH**-0.5).transpose(1, 2)
+
+    return attend
 
 
 def document_mask(lengths: list[int], rows: int, length: int, *, is_causal: bool) -> Tensor:
@@ -109,7 +120,7 @@ def over_texts(rows: int, heads: int, median: int, longest: int, kind: str, leng
     lengths = packed(rows, length, median, 3, longest)
     candidates = {
         f"{name}, {spare} empty texts": by_texts(kernel, lengths, longest, spare, is_causal=is_causal, across=across)
-        for name, kernel in (("efficient", efficient_texts), ("flash", flash_texts), ("short", short_texts))
+        for name, kernel in (("efficient", efficient_texts), ("flash", flash_texts), ("short", None))
         for spare in (0, len(lengths) // 2)
     }
     if not across:
@@ -125,10 +136,10 @@ def over_lengths() -> None:
     """Dense batches by length."""
     for length in (16, 32, 64, 128, 256, 512, 1024, 2048):
         candidates = {kernel.name: dense(kernel, is_causal=True) for kernel in FUSED}
-        candidates["short"] = partial(short_rows, is_causal=True, scale=WIDTH**-0.5)
+        candidates["short"] = short(Lowered(is_causal=True))
         compare(f"length {length}, causal", candidates, 25_600 // length, length, 8)
     candidates = {kernel.name: dense(kernel, is_causal=False) for kernel in FUSED}
-    candidates["short"] = partial(short_rows, is_causal=False, scale=WIDTH**-0.5)
+    candidates["short"] = short(Lowered())
     compare("length 32, full or cross", candidates, 800, 32, 8)
 
 

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from nn.test_variable_lengths import of_dynamo
-from regard.nn import dropout as room
 from regard.nn.dropout import LEVELS, add_dropout, dropout, hashed_dropout
 
 N, M = 1009, 1013
@@ -59,23 +57,6 @@ def test_hashes_of_other_words_are_other_masks():
     for bit in range(14):
         for other in (second[places ^ (1 << bit)], second.roll(1 << bit)):
             assert abs((first & other).double().mean() - 0.25) < 5 * (0.25 * 0.75 / 2**14) ** 0.5
-
-
-@of_dynamo
-def test_a_compiled_graphs_gradient_has_the_mask_of_its_output(monkeypatch):
-    """Here traced for a CPU; that the gradient hashes again is the compiler's choice."""
-    monkeypatch.setattr(room, "_hashes", lambda *_: True)
-    x, branch = (torch.randn(31, 37, requires_grad=True) for _ in range(2))
-
-    def sum_of(x, branch):
-        return add_dropout(x, branch, 0.3, training=True)
-
-    compiled = torch.compile(sum_of, backend="aot_eager_decomp_partition")
-    out = compiled(x, branch)
-    of_x, of_branch = torch.autograd.grad(out.sum(), (x, branch))
-    assert of_x.equal(torch.ones_like(x))
-    torch.testing.assert_close(out, x + branch * of_branch)
-    assert 0.2 < (of_branch == 0).double().mean() < 0.4
 
 
 @pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.0, False), (0.7, False)])

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ from torch._dynamo.utils import counters
 from laws.cases import CASES, an_input, build, outputs, without_dropout
 from regard import presets
 from regard.config import InputError
-from regard.nn import Layout, Transformer, attend, document_positions
-from regard.nn.attention import Attended, attend_texts, efficient_texts, flash_texts, text_kernel
-from regard.nn.masks import Lowered, cross_mask, lower, self_mask
+from regard.nn import Layout, Transformer, attend, attention, document_positions
+from regard.nn.attention import Attended, Attention, attend_texts, efficient_texts, flash_texts, text_kernel
+from regard.nn.masks import Lowered, Texts, cross_mask, lower, self_mask
 from regard.train.compiled import compiled
 
 TARGET, SOURCE = [[5, 3, 3], [7, 4]], [[2, 6, 5], [9, 4]]  # lengths of texts, row by row
@@ -65,6 +66,38 @@ def apart(mine: torch.Tensor, theirs: torch.Tensor) -> float:
 def with_gradients(out, inputs, seed=3):
     direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return [out, *torch.autograd.grad(out, inputs, direction.to(out))]
+
+
+@pytest.mark.parametrize("rows", [True, False], ids=["rows", "packed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_whose_products_go_to_the_short_kernel_as_they_are(kind, rows, monkeypatch):
+    """It is the layer as it always is, gradients included; over what the kernel is to do."""
+    mask = a_mask(kind)
+    t, s = sum(TARGET[0]), sum(SOURCE[0]) if kind == "cross" else sum(TARGET[0])
+    dense = Lowered(kind == "causal") if rows else lower(mask, t, s, device=CPU, dtype=torch.float64)
+    layer = Attention(24, d_memory=17 if kind == "cross" else None, n_heads=3).double()
+    given = [torch.randn(2, t, 24, dtype=torch.float64, requires_grad=True)]
+    if kind == "cross":
+        given.append(torch.randn(2, s, 17, dtype=torch.float64, requires_grad=True))
+    inputs = [*given, *layer.parameters()]
+    wanted = with_gradients(layer(*given, mask=dense)[0], inputs)
+
+    came = []
+
+    def plainly(parts, query_bounds, key_bounds, longest_query, longest_key, is_causal, scale):
+        monkeypatch.setattr(attention, "_has_short", lambda *_: False)
+        came.append([part.shape[1] for part in parts])
+        q, k, v = (x for part in parts for x in part.unbind(1))
+        texts = Texts(query_bounds, key_bounds, longest_query, longest_key)
+        return one_by_one(q, k, v, texts, is_causal=is_causal, scale=scale, dropout=0), None
+
+    monkeypatch.setitem(sys.modules, "regard.nn.text_kernels", SimpleNamespace(attend_short=plainly))
+    monkeypatch.setattr(attention, "_has_short", lambda *_: True)
+    short = Lowered(kind == "causal", texts=None if rows else mask.texts)
+    found = with_gradients(layer(*given, mask=short)[0], inputs)
+    assert came == [[1, 2] if kind == "cross" else [3]]
+    for mine, its in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, its, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)

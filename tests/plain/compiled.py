@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from laws.cases import CASES, DECODERS, B, T, build, inputs, lengths_of, outputs, without_dropout
-from regard.nn import Transformer
+from regard.nn import Transformer, dropout
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -58,6 +58,22 @@ def test_capture_is_an_output_of_the_graph():
 
     seen = torch.compile(run, fullgraph=True, backend="aot_eager")(first, second)
     torch.testing.assert_close(seen.weights(), run(first, second).weights())
+
+
+def test_hashed_dropout_has_one_mask_for_output_and_gradient(monkeypatch):
+    """As in a graph for a GPU. Whether the gradient hashes again is the compiler's choice."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(dropout, "_hashes", lambda *_: True)
+    x, branch = (torch.randn(31, 37, requires_grad=True) for _ in range(2))
+
+    def sum_of(x, branch):
+        return dropout.add_dropout(x, branch, 0.3, training=True)
+
+    out = torch.compile(sum_of, fullgraph=True, backend="aot_eager_decomp_partition")(x, branch)
+    of_x, of_branch = torch.autograd.grad(out.sum(), (x, branch))
+    assert of_x.equal(torch.ones_like(x))
+    torch.testing.assert_close(out, x + branch * of_branch)
+    assert 0.2 < (of_branch == 0).double().mean() < 0.4
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from regard.nn.cache import KeyValue
 from regard.nn.masks import Lowered, Texts
 from regard.nn.norms import RMSNorm
 from regard.nn.positions import Rotation, rotate
-from regard.nn.products import HALF, parted, trains_by_kernels
+from regard.nn.products import HALF, autocast_dtype, parted, trains_by_kernels
 
 
 class Attended(NamedTuple):
@@ -141,6 +141,9 @@ def attend(
     tensor([[[[0.7311, 0.2689]]]])
     """
     groups = q.shape[1] // k.shape[1]
+    alone = w is None and groups == 1 and q.dtype == k.dtype == v.dtype
+    if alone and _are_short(q.shape[2], k.shape[2], mask, dropout) and _has_short(q, q.dtype, q.shape[3], v.shape[3]):
+        return attend_short([x.transpose(1, 2)[:, :, None] for x in (q, k, v)], mask, scale=scale).transpose(1, 2)
     if mask.texts is not None:
         kernel = None if w is not None else text_kernel(q, k, v, mask.texts, dropout)
         if kernel is not None:
@@ -159,8 +162,6 @@ def attend(
             out = attend(q.float(), k.float(), v.float(), mask._replace(bias=bias), scale=scale, dropout=dropout)
         return out.to(v.dtype)
     if w is None:
-        if _is_short(q, k, v, mask, dropout):
-            return short_rows(q, k, v, is_causal=mask.is_causal, scale=scale)
         fused = partial(F.scaled_dot_product_attention, q, k, v, mask.bias, dropout, mask.is_causal)
         if q.is_cuda and mask.bias is None and torch.is_grad_enabled():
             with sdpa_kernel(_IF_SHORT if q.shape[2] <= SHORT else _IF_LONG, set_priority=True):
@@ -286,8 +287,6 @@ def text_kernel(q: Tensor, k: Tensor, v: Tensor, texts: Texts, dropout: float = 
     if not q.is_cuda or not q.dtype == k.dtype == v.dtype or q.dtype == torch.float64 or d % 8 or e % 8:
         return None
     longest = max(texts.longest_query, texts.longest_key)
-    if not dropout and longest <= OWN_TEXT and _has_short(q, k, v):
-        return short_texts
     flash = q.dtype != torch.float32 and d == e and d <= 256
     if flash and (dropout or longest > SHORT_TEXT):
         return flash_texts
@@ -367,50 +366,33 @@ def flash_texts(
     return out
 
 
-def short_texts(
-    q: Float[Tensor, "N H D"],
-    k: Float[Tensor, "M H D"],
-    v: Float[Tensor, "M H D"],
-    texts: Texts,
-    *,
-    is_causal: bool,
-    scale: float,
-    dropout: float = 0.0,
-) -> Float[Tensor, "N H D"]:
-    """A kernel of our own, for short texts."""
-    from regard.nn.text_kernels import attend_short
+def attend_short(parts: list[Float[Tensor, "B _ _ H D"]], mask: Lowered, *, scale: float) -> Float[Tensor, "B T H D"]:
+    """Attend within short texts, packed or a row each, by a kernel of our own. Queries, keys and values come in the
+    parts that products made them in: one for all three, queries and the other two, or each by itself."""
+    from regard.nn import text_kernels
 
-    assert not dropout, "it has none"
-    return attend_short(q, k, v, *texts, is_causal, scale)[0]
+    (b, t), s = parts[0].shape[:2], parts[-1].shape[1]
+    texts = mask.texts
+    if texts is None:
+        rows = torch.arange(b + 1, dtype=torch.int32, device=parts[0].device)
+        texts = Texts(rows * t, rows * s, t, s)
+    tokens = [part.flatten(0, 1) for part in parts]  # (B T, n, H, D)
+    out, _ = text_kernels.attend_short(tokens, *texts, mask.is_causal, scale)
+    return out.unflatten(0, (b, t))
 
 
-def _has_short(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the kernel for short texts takes these tensors: trained in half precision, a head for each."""
-    if not trains_by_kernels(q) or q.dtype not in HALF:
+def _are_short(t: int, s: int, mask: Lowered, dropout: float) -> bool:
+    """Whether every text, packed or a row by itself, is one that our kernel is the fastest for."""
+    if mask.texts is not None:
+        return not dropout and max(mask.texts.longest_query, mask.texts.longest_key) <= OWN_TEXT
+    return not dropout and mask.bias is None and mask.alive is None and max(t, s) <= SHORT
+
+
+def _has_short(x: Tensor, dtype: torch.dtype, *widths: int) -> bool:
+    """Whether there is that kernel where x is: for training in half precision, of heads that are all as wide."""
+    if not trains_by_kernels(x) or dtype not in HALF:
         return False
-    width = q.shape[-1]
-    return q.shape[1] == k.shape[1] and width == v.shape[-1] and 16 <= width <= 128 and width & (width - 1) == 0
-
-
-def _is_short(q: Tensor, k: Tensor, v: Tensor, mask: Lowered, dropout: float) -> bool:
-    """Whether each row is a short text."""
-    plain = mask.bias is None and mask.alive is None and not dropout
-    return plain and max(q.shape[2], k.shape[2]) <= SHORT and _has_short(q, k, v)
-
-
-def short_rows(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B H S D"],
-    v: Float[Tensor, "B H S D"],
-    *,
-    is_causal: bool,
-    scale: float,
-) -> Float[Tensor, "B H T D"]:
-    """The same for rows of one length, each a text."""
-    longest = q.shape[2], k.shape[2]
-    rows = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
-    texts = Texts(rows * longest[0], rows * longest[1], *longest)
-    return attend_texts(q, k, v, texts, short_texts, is_causal=is_causal, scale=scale)
+    return len(set(widths)) == 1 and 16 <= widths[0] <= 128 and widths[0] & (widths[0] - 1) == 0
 
 
 class Attention(nn.Module):
@@ -530,6 +512,17 @@ class Attention(nn.Module):
             k, v = self.k(memory), self.v(memory if values is None else values)
         return KeyValue(self.keys(k, by), self.values(v))
 
+    def _comes_in_parts(
+        self, x: Tensor, memory: Tensor | KeyValue | None, values: Tensor | None, mask: Lowered, dropout: float
+    ) -> bool:
+        """Whether the kernel for short texts takes what the products make as they make it: then it also gives their
+        gradients so, which need not be put together."""
+        fused = self.fused or (self.fused_kv and isinstance(memory, Tensor) and values is None)
+        if not fused or self.q_norm is not None or self.score_q is not None or len(set(self.widths)) > 1:
+            return False
+        dtype, s = autocast_dtype(x) or x.dtype, memory.shape[1] if isinstance(memory, Tensor) else x.shape[1]
+        return _are_short(x.shape[1], s, mask, dropout) and _has_short(x, dtype, self.widths[0] // self.n_heads)
+
     def forward(
         self,
         x: Float[Tensor, "B T C"],
@@ -551,6 +544,13 @@ class Attention(nn.Module):
             raise InputError("this layer attends to a memory; give one")
         if isinstance(memory, Tensor) and memory.shape[0] != x.shape[0]:
             raise InputError(f"the memory has {memory.shape[0]} rows, the queries {x.shape[0]}; they must be as many")
+        dropout = self.dropout if self.training else 0.0
+        untouched = rotation is None and store is None and not capture
+        if untouched and self._comes_in_parts(x, memory, values, mask, dropout):
+            layers = [(self.qkv, x)] if self.fused else [(self.q, x), (self.kv, memory)]
+            heads = -1, self.n_heads, self.widths[0] // self.n_heads
+            parts = [layer(given).unflatten(-1, heads) for layer, given in layers]
+            return self.out(attend_short(parts, mask, scale=self.scale).flatten(-2)), None
         if self.fused:
             q, k, v = parted(self.qkv, x, self.widths)
             q, kv = self.queries(q, rotation), KeyValue(self.keys(k, rotation), self.values(v))
@@ -562,7 +562,6 @@ class Attention(nn.Module):
                 kv = self.remember(x if memory is None else memory, values, rotation if self.is_self else None)
         if store is not None:
             kv = store(kv)
-        dropout = self.dropout if self.training else 0.0
         out = attend(q, kv.k, kv.v, mask, scale=self.scale, w=self.score_w, dropout=dropout)
         attended = Attended(x, q, kv.k, kv.v, mask, self.scale, self.score_w) if capture else None
         return self.out(out.transpose(1, 2).flatten(-2)), attended

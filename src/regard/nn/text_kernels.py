@@ -24,9 +24,7 @@ HIDDEN = tl.constexpr(-1e30)  # a score that is not to be seen; finite, so that 
 
 @torch.library.custom_op("regard::attend_short", mutates_args=())
 def attend_short(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    parts: list[Tensor],
     query_bounds: Tensor,
     key_bounds: Tensor,
     longest_query: int,
@@ -34,9 +32,11 @@ def attend_short(
     is_causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """What the tokens of q (N, H, D) see of k and v (M, H, D), each text by itself, and the logarithms of their sums of
-    exponentials (N, H)."""
-    out, sums = _results(q)
+    """What queries see of keys and values, each text by itself (N, H, D), and the logarithms of their sums of
+    exponentials (N, H). The three come in the parts that products made them in: one (N, 3, H, D), queries (N, 1, H, D)
+    and the others (M, 2, H, D), or each by itself; and so do their gradients."""
+    q, k, v = _unbound(parts)
+    out, sums = _results(parts)
     with torch.cuda.device_of(q):  # where triton launches
         _forward[_programs(q, query_bounds)](
             q, k, v, out, sums, query_bounds, key_bounds, *_strides(q, k, v), scale,
@@ -46,8 +46,8 @@ def attend_short(
 
 
 @attend_short.register_fake
-def _(q, *rest):
-    return _results(q)
+def _(parts, *rest):
+    return _results(parts)
 
 
 @torch.library.custom_op("regard::attend_short_backward", mutates_args=())
@@ -55,48 +55,55 @@ def attend_short_backward(
     gradient: Tensor,
     out: Tensor,
     sums: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    parts: list[Tensor],
     query_bounds: Tensor,
     key_bounds: Tensor,
     longest_query: int,
     longest_key: int,
     is_causal: bool,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v."""
-    dq, dk, dv = _like(q), _like(k), _like(v)
+) -> list[Tensor]:
+    """The gradients of the parts."""
+    (q, k, v), found = _unbound(parts), [_like(part) for part in parts]
+    dq, dk, dv = _unbound(found)
     with torch.cuda.device_of(q):
         _backward[_programs(q, query_bounds)](
-            gradient.contiguous(), out, sums, q, k, v, dq, dk, dv, query_bounds, key_bounds, *_strides(q, k, v), scale,
+            gradient.contiguous(), out, sums, q, k, v, dq, dk, dv, query_bounds, key_bounds,
+            *_strides(q, k, v), *(x.stride(0) for x in (dq, dk, dv)), scale,
             HEADS=q.shape[1], D=q.shape[2], CAUSAL=is_causal, **_sizes(longest_query, longest_key),
         )  # fmt: skip
-    return dq, dk, dv
+    return found
 
 
 @attend_short_backward.register_fake
-def _(gradient, out, sums, q, k, v, *rest):
-    return _like(q), _like(k), _like(v)
+def _(gradient, out, sums, parts, *rest):
+    return [_like(part) for part in parts]
 
 
 def _keep(ctx, inputs, output) -> None:
-    q, k, v, query_bounds, key_bounds, *ctx.rest = inputs
-    ctx.save_for_backward(*output, q, k, v, query_bounds, key_bounds)
+    parts, query_bounds, key_bounds, *ctx.rest = inputs
+    ctx.save_for_backward(*output, query_bounds, key_bounds, *parts)
 
 
 def _gradients(ctx, gradient, _):
-    return *attend_short_backward(gradient, *ctx.saved_tensors, *ctx.rest), *6 * (None,)
+    out, sums, query_bounds, key_bounds, *parts = ctx.saved_tensors
+    return attend_short_backward(gradient, out, sums, parts, query_bounds, key_bounds, *ctx.rest), *6 * (None,)
 
 
 attend_short.register_autograd(_gradients, setup_context=_keep)
+
+
+def _unbound(parts: list[Tensor]) -> list[Tensor]:
+    """Queries, keys and values (N | M, H, D)."""
+    return [x for part in parts for x in part.unbind(1)]
 
 
 def _like(x: Tensor) -> Tensor:
     return torch.empty(x.shape, device=x.device, dtype=x.dtype)
 
 
-def _results(q: Tensor) -> tuple[Tensor, Tensor]:
+def _results(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    q = parts[0][:, 0]
     return _like(q), torch.empty(q.shape[:2], device=q.device, dtype=torch.float32)
 
 
@@ -196,7 +203,7 @@ def _changes(q, k, v, back, seen, norm, at_query, at_key, keys, scale, CAUSAL: t
 @triton.jit
 def _backward(
     gradient, out, sums, q, k, v, dq, dk, dv, query_bounds, key_bounds,
-    q_token, q_head, k_token, k_head, v_token, v_head, scale,
+    q_token, q_head, k_token, k_head, v_token, v_head, dq_token, dk_token, dv_token, scale,
     HEADS: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     which, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
@@ -205,9 +212,12 @@ def _backward(
     q += first_query * q_token + head * q_head
     k += first_key * k_token + head * k_head
     v += first_key * v_token + head * v_head
-    token = HEADS * D  # from one to the next in all that is contiguous
-    of_query, of_key = first_query * token + head * D, first_key * token + head * D
-    gradient, out, dq, dk, dv = gradient + of_query, out + of_query, dq + of_query, dk + of_key, dv + of_key
+    token = HEADS * D  # from one to the next of what was given out
+    gradient += first_query * token + head * D
+    out += first_query * token + head * D
+    dq += first_query * dq_token + head * D
+    dk += first_key * dk_token + head * D
+    dv += first_key * dv_token + head * D
     sums += first_query * HEADS + head
     at_query, at_key = tl.arange(0, QUERIES), tl.arange(0, KEYS)
     if (queries <= QUERIES) & (keys <= KEYS):  # a block is the whole of it
@@ -216,9 +226,9 @@ def _backward(
         norm = tl.load(sums + at_query * HEADS, mask=at_query < queries, other=0.0)
         some_v = _tokens(v, at_key, v_token, keys, D)
         shares, change = _changes(some_q, some_k, some_v, back, seen, norm, at_query, at_key, keys, scale, CAUSAL)
-        _store(dv, at_key, token, keys, tl.dot(tl.trans(shares), back, input_precision="ieee"), D)
-        _store(dk, at_key, token, keys, tl.dot(tl.trans(change), some_q, input_precision="ieee"), D)
-        _store(dq, at_query, token, queries, tl.dot(change, some_k, input_precision="ieee"), D)
+        _store(dv, at_key, dv_token, keys, tl.dot(tl.trans(shares), back, input_precision="ieee"), D)
+        _store(dk, at_key, dk_token, keys, tl.dot(tl.trans(change), some_q, input_precision="ieee"), D)
+        _store(dq, at_query, dq_token, queries, tl.dot(change, some_k, input_precision="ieee"), D)
     else:
         for key in range(0, keys, KEYS):
             here = key + at_key
@@ -235,8 +245,8 @@ def _backward(
                 shares, change = _changes(some_q, some_k, some_v, back, seen, norm, there, here, keys, scale, CAUSAL)
                 some_dv += tl.dot(tl.trans(shares), back, input_precision="ieee")
                 some_dk += tl.dot(tl.trans(change), some_q, input_precision="ieee")
-            _store(dv, here, token, keys, some_dv, D)
-            _store(dk, here, token, keys, some_dk, D)
+            _store(dv, here, dv_token, keys, some_dv, D)
+            _store(dk, here, dk_token, keys, some_dk, D)
         for query in range(0, queries, QUERIES):
             there = query + at_query
             some_q = _tokens(q, there, q_token, queries, D)
@@ -251,4 +261,4 @@ def _backward(
                 some_k, some_v = _tokens(k, here, k_token, keys, D), _tokens(v, here, v_token, keys, D)
                 _, change = _changes(some_q, some_k, some_v, back, seen, norm, there, here, keys, scale, CAUSAL)
                 some_dq += tl.dot(change, some_k, input_precision="ieee")
-            _store(dq, there, token, queries, some_dq, D)
+            _store(dq, there, dq_token, queries, some_dq, D)
