@@ -1,6 +1,8 @@
 """Tokens fall apart into what they were merged from: the text stays the same, and so do all laws of batches and runs."""
 
 import json
+import queue
+import threading
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.recipe import Train, model_config
 from regard.train import checkpoint
 from regard.train.distributed import World
-from regard.train.loader import Loader
+from regard.train.loader import AHEAD, Loader
 from regard.train.loop import Trainer, train
 from regard.train.run import Run
 from regard.train.watch import Watch
@@ -326,6 +328,24 @@ def test_an_epoch_is_the_same_whoever_asks_and_when_and_two_differ(batches_of):
     assert rows_of(columns[0]["target"]) != rows_of(columns[1]["target"])
     seeded = batches_of(bpe_dropout=0.3, seed=2)
     assert rows_of(columns[0]["source"]) != rows_of(seeded.columns_in(0)["source"])
+
+
+def test_the_next_epoch_is_begun_in_the_middle_of_this_one(batches_of, monkeypatch):
+    """In another thread than that which makes the batches, and they are what they would have been."""
+    split, alone = batches_of(bpe_dropout=0.3), batches_of(bpe_dropout=0.3)
+    n, begun, begin = len(split), queue.Queue(), split.begin
+    assert n > 2 * AHEAD
+    monkeypatch.setattr(split, "begin", lambda epoch: begun.put((epoch, threading.current_thread().name, begin(epoch))))
+    loader = Loader(split, 1, parts=1, rank=0, world=1, device=torch.device("cpu"))
+    for _ in range(n // 2 - AHEAD):
+        next(loader)
+        assert begun.empty()
+    for step in range(n // 2 - AHEAD, n + 3):
+        assert same(next(loader).parts[0], alone.part(step))
+    loader.stop()
+    epoch, thread, _ = begun.get(timeout=30)
+    assert epoch == 1
+    assert thread != loader.thread.name
 
 
 def test_none_and_what_is_held_out_are_as_they_are(batches_of):

@@ -24,7 +24,7 @@ AT_ONCE = 1 << 18  # tokens; more only take more memory
 
 def every_epoch(batches: Batches, longest: int) -> Callable[[int], dict[str, Any]]:
     """The columns of a split as an epoch sees them: in other pieces each time for training with ``bpe_dropout``, else
-    as they are. What they are in one epoch stays in memory until another is asked for.
+    as they are. What they are in two epochs stays in memory, for one may be made ahead.
 
     ``longest`` is the most tokens a row may have; one that would have more stays whole.
     """
@@ -39,7 +39,7 @@ def every_epoch(batches: Batches, longest: int) -> Callable[[int], dict[str, Any
                 ' set it to 0, or prepare the data with tokenizer.kind = "bpe"'
             )
 
-    @lru_cache(maxsize=1)
+    @lru_cache(maxsize=2)
     def columns(epoch: int) -> dict[str, Any]:
         return {
             name: split_apart(batches.columns[name], table, share, longest, batches.seed, epoch, side)

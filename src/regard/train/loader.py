@@ -49,9 +49,17 @@ class Loader:
         try:
             while not self.stopped.is_set():
                 self._put(self.make(step))
+                self._look_ahead(step)
                 step += 1
         except BaseException as error:
             self._put(error)
+
+    def _look_ahead(self, step: int) -> None:
+        """In the middle of an epoch, begin the next beside it: to order and to split a large corpus takes seconds, in
+        which a GPU would stand still."""
+        epoch, i = divmod(step - 1, n := len(self.batches))
+        if i == n // 2 and n > 2 * AHEAD:
+            threading.Thread(target=self.batches.begin, args=(epoch + 1,), daemon=True).start()
 
     def _put(self, value: Update | BaseException) -> None:
         while not self.stopped.is_set():
