@@ -26,19 +26,8 @@ from regard.nn.products import ACTIVATIONS
 from regard.recipe import Data, Files, Train
 from regard.train import objectives, tune
 from regard.train.objectives import token_loss
-from regard.train.plan import (
-    PETAFLOP_DAY,
-    SCORES_AT_A_TIME,
-    USABLE,
-    Load,
-    linear,
-    memory,
-    pieces,
-    plan,
-    scores,
-    total,
-    trained_parameters,
-)
+from regard.train.pieces import Load, linear, pieces, scores, total
+from regard.train.plan import PETAFLOP_DAY, SCORES_AT_A_TIME, USABLE, memory, plan, trained_parameters
 
 B, T = 3, 13
 NAMED = {name: presets.preset(name) for name in presets.names()}

@@ -127,7 +127,7 @@ class Batches(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
-    def begin(self, epoch: int) -> None:  # noqa: B027 (most have nothing to do)
+    def begin_epoch(self, epoch: int) -> None:  # noqa: B027 (most have nothing to do)
         """Make what the batches of an epoch are taken from: ahead of time, so that its first need not wait for that."""
 
     @abstractmethod

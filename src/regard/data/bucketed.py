@@ -44,7 +44,7 @@ class Bucketed(Batches):
     def __len__(self) -> int:
         return self.n_batches
 
-    def begin(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         self.order(epoch)
 
     def _lengths(self, columns: dict[str, Any], rows: Ids | slice = slice(None)) -> tuple[Ids, Ids]:

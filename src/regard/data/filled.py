@@ -44,7 +44,7 @@ class Filled(Batches):
     def __len__(self) -> int:
         return self.n_batches
 
-    def begin(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         self.order(epoch)
 
     def _order(self, epoch: int) -> tuple[Ids, Ids, Ids, Ids, int]:

@@ -59,7 +59,7 @@ class Loader:
         which a GPU would stand still."""
         epoch, i = divmod(step - 1, n := len(self.batches))
         if i == n // 2 and n > 2 * AHEAD:
-            threading.Thread(target=self.batches.begin, args=(epoch + 1,), daemon=True).start()
+            threading.Thread(target=self.batches.begin_epoch, args=(epoch + 1,), daemon=True).start()
 
     def _put(self, value: Update | BaseException) -> None:
         while not self.stopped.is_set():
