@@ -10,7 +10,7 @@ import pytest
 
 import ready
 from regard import config, presets, recipe
-from regard.config import ConfigError, Stack
+from regard.config import ConfigError, InputError, Stack
 from regard.explain import FROM_THE_DATA, SPECIAL, Draft, abouts, read
 from regard.look.page import as_text
 from regard.schema import Node
@@ -193,6 +193,17 @@ def test_the_command(path):
     values = json.loads(run_command(path, "train.lr=0.5", "--json").stdout)["values"]
     about = "Highest learning rate."
     assert {"key": "train.lr", "value": 0.5, "source": "command line", "about": about} in values
+
+
+def test_a_run_directory_tells_its_recipe(tmp_path, path):
+    """What is not in it is a line, too."""
+    table = {"recipe": recipe.read(path).to_dict()}
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    mine, its = (read(str(name)) for name in (tmp_path, path))
+    assert (mine.model, mine.train, mine.data) == (its.model, its.train, its.data)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="tells of no recipe; give a run directory, a recipe or a preset"):
+        read(str(tmp_path))
 
 
 def test_the_command_needs_no_torch(path):

@@ -25,9 +25,9 @@ from rich.table import Table
 from rich.text import Text
 
 from regard import presets
-from regard.config import ConfigError, ModelConfig
+from regard.config import ConfigError, InputError, ModelConfig
 from regard.recipe import Data, Recipe, Tokenizer, Train, model_config, parse_changes
-from regard.schema import Node, from_dict, merge, read_toml
+from regard.schema import Node, from_dict, merge, read_json, read_toml
 
 FROM_THE_DATA = "from the data"
 SPECIAL = ("pad", "start", "end", "mask")  # tokens that every vocabulary has
@@ -100,8 +100,8 @@ class Draft(Node):
 
 
 def read(name: str, changes: Sequence[str] = ()) -> Explained:
-    """A recipe, a TOML file with only a model in it, or a preset, with changes like ``train.steps=100``. Every problem
-    is reported at once.
+    """A recipe, a TOML file with only a model in it, a run directory or a preset, with changes like
+    ``train.steps=100``. Every problem is reported at once.
 
     >>> [v.source for v in read("gpt2", ["model.size=xl"]).values if v.key == "model.decoder.n_layers"]
     ['command line']
@@ -109,6 +109,12 @@ def read(name: str, changes: Sequence[str] = ()) -> Explained:
     is_file = name not in presets.names() and (name.endswith(".toml") or Path(name).is_file())
     if is_file:
         file, lines = read_toml(name), _lines(Path(name).read_text(encoding="utf-8"))
+    elif name not in presets.names() and Path(name).is_dir():
+        config = Path(name, "config.json")
+        told = read_json(config)
+        if "recipe" not in told:
+            raise InputError(f"{config}: tells of no recipe; give a run directory, a recipe or a preset")
+        file, lines = told["recipe"], {}
     else:
         presets.preset(name)  # a name that is none says so
         file, lines = {"model": {"preset": name}}, {}

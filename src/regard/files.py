@@ -47,6 +47,8 @@ def told(path: Path) -> Iterator[None]:
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
         reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, FileNotFoundError) and not path.parent.is_dir():
+            raise InputError(f"{path}: cannot be written: there is no folder {path.parent}; make it first") from None
         raise RegardError(
             f"{path}: cannot be written ({reason}); what was there before is intact: make room and try again"
         ) from None

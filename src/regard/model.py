@@ -288,7 +288,7 @@ class Model:
     def check_task(self, *tasks: str) -> None:
         """Refuse a job that this model was not trained for."""
         if self.task not in tasks:
-            name = self.path or "this model"
+            name = self.path.name if self.path else "this model"
             raise InputError(f"{name}: was trained to {self.task}, not to {' or '.join(tasks)}; give another model")
 
 

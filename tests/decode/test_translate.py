@@ -176,6 +176,10 @@ def test_the_model_that_ships():
         "Meine Schwester lebt in Berlin.",
         "Ich liebe dich.",
     ]
+    strange = model.translate(["I love 🍕.", "naïve café 北京", "The 🦊 and the 🍕 sleep.", "🍕🦊"])
+    assert [found.text for found in strange[:2]] == ["Ich liebe 🍕.", "naïve café 北京."]
+    assert not any("\ufffd" in found.text for found in strange)
+    assert strange[3].text == "🍕🦊"
     # German has the participle last, and what was read second is said second.
     (found,) = model.translate(["Yesterday I bought a book."], align=True)
     assert found.text == "Gestern habe ich ein Buch gekauft."

@@ -168,6 +168,8 @@ def test_evaluate_a_text(run, work):
         (["classify", "run-classify", "a", "--file", "texts.txt"], "texts and --file; give one of them"),
         (["classify", "run-classify", "--file", "none.txt"], "none.txt: cannot be read (No such file or directory)"),
         (["classify", "run-classify", "--file", "binary"], "binary: line 1 is not valid UTF-8"),
+        (["classify", "run-classify", "--file", "classify/train.tsv"], "a text has no tab; cut the column of texts out"),
+        (["classify", "run-classify", "--file", "classify"], "classify: is a folder; name a file in it"),
         (["classify", "run-classify", "a", "--pairs"], "--pairs needs two texts, with a tab between them"),
         (["classify", "run-classify", "a", "--seed", "1"], "--seed: goes with --shots"),
         (["classify", "run-classify", "a", "--shots", "1", "--labels", "a,b"], "was trained to classify, not to generate"),

@@ -252,6 +252,7 @@ def test_lessons_from_the_command_line(runs, tmp_path):
         (["en-de", "a", "b", "--as", "tree"], "text (tuple) must be one text"),
         (["masks", "--as", "tree"], "--as (tree): goes with a model and an input, not with masks"),
         (["en-de", "a", "--as", "lines"], "--as (lines): is drawn; name a file: -o lines.png"),
+        (["en-de", "a", "--head", "1"], "--head (1): is drawn; name a file: -o head.png"),
         (["en-de", "a", "--ablate", "-o", "a.png"], "--ablate: is a table; leave out --out (a.png)"),
         (["masks", "a"], "regard look masks: takes nothing, not 1 (a)"),
         (["merges", "en-de"], "regard look merges MODEL WORD: takes 2, not 1 (en-de)"),

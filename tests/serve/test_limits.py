@@ -57,7 +57,7 @@ def test_health_metrics_and_description(client):
         ("/v1/completions", {"model": "writer", "prompt": [999]}, 422, "prompt: 999 is not an id of this model"),
         ("/v1/completions", {"model": "writer", "prompt": "a", "stop": ""}, 422, "stop"),
         ("/v1/chat/completions", {"model": "translator", "messages": [{"role": "user", "content": "a"}]}, 422, "was trained to translate"),
-        ("/nowhere", {}, 404, "Not Found"),
+        ("/nowhere", {}, 404, "POST /nowhere: Not Found; /openapi.json lists what there is"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_one_line(client, path, body, status, message):

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -64,6 +65,16 @@ def refused(url):
     ],
 )
 def test_mistakes(options, message, capsys, monkeypatch):
+    _refused(options, message, capsys, monkeypatch)
+
+
+def test_a_port_that_is_taken(capsys, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        _refused(["en-de", "--port", port], f"--port ({port}): something else listens there", capsys, monkeypatch)
+
+
+def _refused(options, message, capsys, monkeypatch):
     from regard.cli import main
 
     monkeypatch.setattr(sys, "argv", ["regard", "serve", *options])

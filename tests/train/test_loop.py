@@ -364,6 +364,12 @@ def test_a_run_directory_that_exists_is_left_alone(pairs, tmp_path):
     recipe, data = pairs
     run = fit(recipe, data, tmp_path / "run")
     before = run.weights.read_bytes()
+    with pytest.raises(InputError, match=r"exists already; it is done \(20 steps\); .* go on from it --from .*run$"):
+        fit(recipe, data, run.path)
+    config = run.path / "config.json"
+    longer = json.loads(config.read_text())
+    longer["recipe"]["train"]["steps"] = 21
+    config.write_text(json.dumps(longer))
     with pytest.raises(
         InputError, match=r"exists already; go on from step 20 with --resume .*, or choose another --out"
     ):

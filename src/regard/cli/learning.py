@@ -14,7 +14,7 @@ from regard.config import InputError, ModelConfig
 
 @app.command()
 def explain(
-    recipe: Annotated[str, typer.Argument(help="A recipe, a TOML file with only a [model], or a preset.")],
+    recipe: Annotated[str, typer.Argument(help="A recipe or only its [model], a run directory, or a preset.")],
     changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,6 +69,8 @@ def look(
         _search(what, given, view, beam, out, device, precision, as_json)
         return
     if what not in LESSONS:
+        if head is not None and out is None:
+            raise InputError(f"--head ({head}): is drawn; name a file: -o head.png")
         show(_model(what, given, target, layer, head, view, out, ablate, device, precision), as_json, width=100)
         return
     _refuse(options, f"goes with a model and an input, not with {what}")
@@ -124,6 +127,7 @@ def _model(what, given, target, layer, head, view, out, ablate, device, precisio
         seen.one(layer).head(head).save(out, lines=view == "lines")
     else:
         seen.save(out, layer, None if view == "grid" else head)
+    print(f"{out}: written", file=sys.stderr)
     return seen
 
 

@@ -98,7 +98,7 @@ def classify(
     alone = bool(texts) and len(texts or ()) == 1
     what = "image" if reads_images(loaded) else "text"
     for group in _groups(lines):
-        some: list[Any] = [_pair(text) for text in group] if pairs else group
+        some: list[Any] = [_pair(text) for text in group] if pairs else [_no_pair(text) for text in group]
         answers = list(zip(group, answer(some), strict=True))
         if as_json:
             for text, found in answers:
@@ -254,6 +254,15 @@ def _pair(line: str) -> tuple[str, str]:
     if not tab:
         raise InputError(f"{line!r}: --pairs needs two texts, with a tab between them")
     return first, second
+
+
+def _no_pair(line: str) -> str:
+    if "\t" in line:
+        raise InputError(
+            f"{line!r}: a text has no tab; cut the column of texts out of a table (cut -f 1), say --pairs of pairs, or"
+            " score what has labels: regard evaluate MODEL --file TABLE"
+        )
+    return line
 
 
 # ---------------------------------------------------------------------------------------

@@ -46,6 +46,8 @@ def serve(
         raise InputError(f"--port ({port}) must be from 0 to 65535")
     if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key != ""):
         raise InputError("--api-key: must be letters and digits that fit in a header, at least one")
+    if port and not _is_free(host, port):
+        raise InputError(f"--port ({port}): something else listens there; choose another, or 0 for any that is free")
     try:
         from regard.serve.run import serve as run
     except ModuleNotFoundError as error:
@@ -54,3 +56,15 @@ def serve(
         {name: load(model, device, precision, int8=int8) for name, model in zip(names, models, strict=True)},
         host=host, port=port, limits=limits, api_key=api_key,
     )  # fmt: skip
+
+
+def _is_free(host: str, port: int) -> bool:
+    """Whether one could listen there; an address that cannot be had is the server's to tell."""
+    import errno
+    import socket
+
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return True
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE

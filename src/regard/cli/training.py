@@ -102,6 +102,8 @@ def train(
 
     if resume is not None and out is not None:
         raise InputError(f"--resume {resume} and --out {out}: a run goes on where it is; give one of them")
+    if resume is not None and recipe is not None and "=" in recipe and not os.path.exists(recipe):
+        raise InputError(f"{recipe}: a run goes on as it began; begin another from its weights: --from {resume}")
     if begin_from is not None and (resume is not None or verify):
         raise InputError(f"--from {begin_from}: a new run begins there; leave out --resume and --verify-resume")
     if recipe is None and resume is None:
@@ -223,7 +225,7 @@ def compare(
 
 @app.command()
 def plan(
-    model: Annotated[str, typer.Argument(help="A recipe, a TOML file with only a [model], or a preset.")],
+    model: Annotated[str, typer.Argument(help="A recipe or only its [model], a run directory, or a preset.")],
     changes: Changes = None,
     gpus: Annotated[int, typer.Option(help="How many share the work.")] = 1,
     gpu_memory: Annotated[float | None, typer.Option(help="GB of each.  [default: 80]")] = None,

@@ -122,6 +122,8 @@ class File:
         self.path, self.done = path, 0
         with self._faults():
             status = path.stat()
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder; name a file in it")
         if not path.is_file():
             raise InputError(f"{path}: not a file that can be read more than once; write it to disk first")
         self.size = status.st_size

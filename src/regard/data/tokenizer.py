@@ -308,6 +308,16 @@ class Tokenizer:
         return [id for name in BYTES if (id := self._inner.token_to_id(name)) is not None]
 
     @cached_property
+    def strange_ids(self) -> frozenset[int]:
+        """The ids of what has no token of its own: bytes, unless there is nothing else.
+
+        >>> [len(Tokenizer.train(["a"], recipe.Tokenizer(kind=kind)).strange_ids) for kind in ("characters", "bytes")]
+        [256, 0]
+        """
+        all_ = len(self.byte_ids) + len(self._inner.get_added_tokens_decoder())
+        return frozenset(self.byte_ids if all_ < len(self) else ())
+
+    @cached_property
     def parents(self) -> np.ndarray:
         """The two tokens that each token is the merge of, (V, 2); -1 for what is no merge: characters, bytes, special
         tokens, and all of a tokenizer that does not merge.

@@ -2,12 +2,15 @@
 
 A text is split into sentences, and a sentence that is longer than any the model was trained on into parts; line ends
 and what stands between sentences stay. What has nothing to translate (no letter or digit, or mostly characters the
-model has never seen) is copied, as a translator would.
+model has never seen) is copied, as a translator would; and so are such characters within a sentence, where the model
+wrote bytes that are no text.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,6 +33,7 @@ from regard.nn.outputs import Encoded
 if TYPE_CHECKING:
     from regard.model import Model
 
+BROKEN = "\ufffd"  # what bytes that are no character become
 BATCH_TOKENS = {"cpu": 2_048, "cuda": 131_072}  # tokens read, times the ways in which a sentence goes on
 
 
@@ -125,7 +129,7 @@ class Text:
     """A text as units and what stands between them."""
 
     def __init__(self, model: Model, text: str, whole: bool):
-        self.model, self.strange = model, set(model.source_tokenizer.byte_ids)
+        self.model, self.strange = model, model.source_tokenizer.strange_ids
         self.parts: list[Unit | str] = []
         encode, longest = model.source_tokenizer.encode, model.longest - 1  # and an end token
         for piece in [Piece(text)] if whole else split(text):
@@ -139,6 +143,16 @@ class Text:
     def _unit(self, text: str, ids: list[int]) -> Unit:
         known = any(map(str.isalnum, text)) and 2 * sum(id in self.strange for id in ids) <= len(ids)
         return Unit(text, ids if known else [])
+
+    def _copied(self, text: str, unit: Unit) -> str:
+        """A translation whose broken characters are what the source has in their place: those without a token, in
+        order, but for what came out whole."""
+        if BROKEN not in text:
+            return text
+        read, runs = self.model.source_tokenizer, itertools.groupby(unit.ids, self.strange.__contains__)
+        whole = (b"".join(map(read.piece, ids)).decode(errors="replace") for strange, ids in runs if strange)
+        left = iter([given for given in whole if given not in text])
+        return re.sub(f"{BROKEN}+", lambda _: next(left, BROKEN), text)
 
     @property
     def units(self) -> list[Unit]:
@@ -161,7 +175,7 @@ class Text:
                 found = part.found[min(n, len(part.found) - 1)]
                 score, logprob = score + found.score, logprob + found.logprob
                 tokens += [model.tokenizer.token(id) for id in found.ids]
-                text += model.tokenizer.decode(found.ids)
+                text += self._copied(model.tokenizer.decode(found.ids), part)
                 if align:
                     alignment = part.alignments[min(n, len(part.found) - 1)]
                     pairs += [(words + i, here + j) for i, j in alignment]

@@ -48,13 +48,20 @@ class Refused(Exception):
         self.status = status
 
 
-def refusal(status: int, message: str) -> JSONResponse:
+def refusal(status: int, message: str, code: str | None = None) -> JSONResponse:
     headers = {"Retry-After": RETRY_AFTER} if status in (429, 503) else {}
     headers |= {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     headers |= {"Connection": "close"} if status == 408 else {}
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    error = {"message": message, "type": kind, "code": CODES.get(status, "error").replace(" ", "_"), "param": None}
+    code = code or CODES.get(status, "error").replace(" ", "_")
+    error = {"message": message, "type": kind, "code": code, "param": None}
     return JSONResponse({"error": error}, status, headers)
+
+
+def _no_such_path(request: Request, error: HTTPException) -> JSONResponse:
+    """What starlette itself refuses: a path, or a method, that there is not."""
+    said = f"{request.method} {_short(request.url.path)}: {error.detail}; /openapi.json lists what there is"
+    return refusal(error.status_code, said, code="no_such_path")
 
 
 class Served:
@@ -200,7 +207,7 @@ def create_app(models: Mapping[str, Model], *, limits: Limits = Limits(), api_ke
     app.add_exception_handler(Closing, lambda request, e: refusal(503, str(e)))
     app.add_exception_handler(RegardError, lambda request, e: refusal(422, "; ".join(str(e).splitlines())))
     app.add_exception_handler(RequestValidationError, lambda request, e: refusal(422, _problems(e)))  # type: ignore[arg-type]
-    app.add_exception_handler(HTTPException, lambda request, e: refusal(e.status_code, str(e.detail)))  # type: ignore[attr-defined]
+    app.add_exception_handler(HTTPException, _no_such_path)  # type: ignore[arg-type]
     app.add_exception_handler(Exception, lambda request, e: refusal(500, "a mistake of the server's; see its log"))
     app.add_middleware(Gate, hall=hall, api_key=api_key)
     return app

@@ -55,8 +55,10 @@ class Run:
         if self.path.exists():
             last = checkpoint.checkpoints(self.path)
             if (self.path / "config.json").exists() and last:
-                at = int(last[-1].name.partition("-")[2])
+                at, steps = int(last[-1].name.partition("-")[2]), self.recipe().train.steps
                 way_out = f"go on from step {at} with --resume {self.path}, or choose another --out"
+                if at >= steps:
+                    way_out = f"it is done ({steps:,} steps); choose another --out, to go on from it --from {self.path}"
             else:
                 way_out = "remove it, or choose another --out"
             raise InputError(f"{self.path}: exists already; {way_out}")
