@@ -11,7 +11,7 @@ import pytest
 import ready
 from regard import config, presets, recipe
 from regard.config import ConfigError, InputError, Stack
-from regard.explain import FROM_THE_DATA, SPECIAL, Draft, abouts, read
+from regard.explain import ALPHABET, FROM_THE_DATA, SPECIAL, Draft, abouts, read
 from regard.look.page import as_text
 from regard.schema import Node
 
@@ -135,8 +135,10 @@ def test_a_model_file_may_say_how_it_is_trained(tmp_path):
     assert not run.given("train.steps")
 
 
-def test_bytes_have_their_own_number(tmp_path, path):
+def test_bytes_and_characters_have_their_own_number(path):
     assert read(path, ["data.tokenizer.kind=bytes"]).model.decoder.input.vocab_size == 256 + len(SPECIAL)
+    by_characters = read(path, ["data.tokenizer.kind=characters"]).model.decoder.input.vocab_size
+    assert by_characters == 256 + len(SPECIAL) + ALPHABET
     assert read(path).model.decoder.input.vocab_size == 500
 
 

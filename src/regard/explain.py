@@ -32,6 +32,7 @@ from regard.schema import Node, from_dict, merge, read_json, read_toml
 FROM_THE_DATA = "from the data"
 SPECIAL = ("pad", "start", "end", "mask")  # tokens that every vocabulary has
 WIDE = 120  # columns from which on a value and what it does share a line
+ALPHABET = 100  # characters of a text, about: letters in both cases, digits, signs
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,9 @@ def _hidden_problems(table: dict[str, Any], known: list[str]) -> Iterator[str]:
 
 def _vocab_size(tokenizer: Tokenizer) -> int:
     """What the recipe expects; the data has the last word."""
-    return 256 + len(SPECIAL) if tokenizer.kind == "bytes" else tokenizer.vocab_size
+    if tokenizer.kind == "bpe":
+        return tokenizer.vocab_size
+    return 256 + len(SPECIAL) + (ALPHABET if tokenizer.kind == "characters" else 0)
 
 
 # ---------------------------------------------------------------------------------------
