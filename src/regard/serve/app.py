@@ -302,8 +302,10 @@ def _problems(error: RequestValidationError) -> str:
     first = error.errors()[0]
     if first["type"] == "model_attributes_type" and first["loc"] == ("body",):
         return "the body must be a JSON object, sent with the header Content-Type: application/json"
+    if first["type"] == "json_invalid":
+        return f"the body is not JSON from character {first['loc'][-1]} on: {first['ctx']['error']}"
     where = ".".join(str(part) for part in first["loc"] if part != "body")
-    given = "" if first["type"] in ("missing", "json_invalid") or not where else f" ({_short(repr(first['input']))})"
+    given = "" if first["type"] == "missing" or not where else f" ({_short(repr(first['input']))})"
     return f"{where or 'the body'}{given}: {first['msg'][:1].lower()}{first['msg'][1:]}"
 
 

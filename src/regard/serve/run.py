@@ -45,6 +45,8 @@ class Server(uvicorn.Server):
                 host, port, *_ = socket.getsockname()
                 host = f"[{host}]" if ":" in host else host
                 print(f"http://{host}:{port}", flush=True)
+        if sys.stderr.isatty():
+            print(f"serving {', '.join(self.hall.served)}; Ctrl-C stops, after what is begun", file=sys.stderr)
 
     def drain(self) -> None:
         """Take on nothing new, and end when all is done."""
