@@ -141,8 +141,9 @@ def attend(
     tensor([[[[0.7311, 0.2689]]]])
     """
     groups = q.shape[1] // k.shape[1]
-    alone = w is None and groups == 1 and q.dtype == k.dtype == v.dtype
-    if alone and _are_short(q.shape[2], k.shape[2], mask, dropout) and _has_short(q, q.dtype, q.shape[3], v.shape[3]):
+    # The kernel is asked for first: mostly there is none, and every layer of every step of decoding comes by here.
+    has_short = _has_short(q, q.dtype, q.shape[3], v.shape[3]) and w is None and groups == 1 and q.dtype == k.dtype
+    if has_short and _are_short(q.shape[2], k.shape[2], mask, dropout):
         return attend_short([x.transpose(1, 2)[:, :, None] for x in (q, k, v)], mask, scale=scale).transpose(1, 2)
     if mask.texts is not None:
         kernel = None if w is not None else text_kernel(q, k, v, mask.texts, dropout)
