@@ -288,7 +288,8 @@ class Model:
     def check_task(self, *tasks: str) -> None:
         """Refuse a job that this model was not trained for."""
         if self.task not in tasks:
-            name = self.path.name if self.path else "this model"
+            path = self.path or Path("this model")
+            name = path.name if path.is_absolute() else path  # a client of a server learns of no folders
             raise InputError(f"{name}: was trained to {self.task}, not to {' or '.join(tasks)}; give another model")
 
 
