@@ -95,17 +95,8 @@ def by_texts(kernel, lengths: list[int], longest: int, spare: int, *, is_causal:
     keys = as_bounds(lengths[::-1], spare) if across else queries
     texts = Texts(queries, keys, longest, longest)
     if kernel is None:
-        return short(Lowered(is_causal, texts=texts))
+        return partial(attend_short, mask=Lowered(is_causal, texts=texts), scale=WIDTH**-0.5)
     return partial(attend_texts, texts=texts, kernel=kernel, is_causal=is_causal, scale=WIDTH**-0.5)
-
-
-def short(mask: Lowered) -> Attend:
-    """Our own kernel, over packed texts or rows; queries, keys and values each by themselves."""
-
-    def attend(q, k, v):
-        return attend_short([x.transpose(1, 2)[:, :, None] for x in (q, k, v)], mask, scale=WIDTH**-0.5).transpose(1, 2)
-
-    return attend
 
 
 def document_mask(lengths: list[int], rows: int, length: int, *, is_causal: bool) -> Tensor:
@@ -136,10 +127,10 @@ def over_lengths() -> None:
     """Dense batches by length."""
     for length in (16, 32, 64, 128, 256, 512, 1024, 2048):
         candidates = {kernel.name: dense(kernel, is_causal=True) for kernel in FUSED}
-        candidates["short"] = short(Lowered(is_causal=True))
+        candidates["short"] = partial(attend_short, mask=Lowered(is_causal=True), scale=WIDTH**-0.5)
         compare(f"length {length}, causal", candidates, 25_600 // length, length, 8)
     candidates = {kernel.name: dense(kernel, is_causal=False) for kernel in FUSED}
-    candidates["short"] = short(Lowered())
+    candidates["short"] = partial(attend_short, mask=Lowered(), scale=WIDTH**-0.5)
     compare("length 32, full or cross", candidates, 800, 32, 8)
 
 

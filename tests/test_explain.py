@@ -203,6 +203,8 @@ def test_a_run_directory_tells_its_recipe(tmp_path, path):
     (tmp_path / "config.json").write_text(json.dumps(table))
     mine, its = (read(str(name)) for name in (tmp_path, path))
     assert (mine.model, mine.train, mine.data) == (its.model, its.train, its.data)
+    sources = {value.key: value.source for value in read(str(tmp_path), ["train.lr=0.5"]).values}
+    assert (sources["train.steps"], sources["train.lr"]) == ("recipe", "command line")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError, match="tells of no recipe; give a run directory, a recipe or a preset"):
         read(str(tmp_path))

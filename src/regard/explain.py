@@ -107,10 +107,10 @@ def read(name: str, changes: Sequence[str] = ()) -> Explained:
     >>> [v.source for v in read("gpt2", ["model.size=xl"]).values if v.key == "model.decoder.n_layers"]
     ['command line']
     """
-    is_file = name not in presets.names() and (name.endswith(".toml") or Path(name).is_file())
-    if is_file:
+    given, is_preset = parse_changes(changes), name in presets.names()
+    if not is_preset and (name.endswith(".toml") or Path(name).is_file()):
         file, lines = read_toml(name), _lines(Path(name).read_text(encoding="utf-8"))
-    elif name not in presets.names() and Path(name).is_dir():
+    elif not is_preset and Path(name).is_dir():
         config = Path(name, "config.json")
         told = read_json(config)
         if "recipe" not in told:
@@ -118,8 +118,7 @@ def read(name: str, changes: Sequence[str] = ()) -> Explained:
         file, lines = told["recipe"], {}
     else:
         presets.preset(name)  # a name that is none says so
-        file, lines = {"model": {"preset": name}}, {}
-    given = parse_changes(changes)
+        file, lines, given = {}, {}, merge({"model": {"preset": name}}, given)
     table = merge(file, given)
     data, model, train = _read_tables(table)
     origin = _Origin(file, given, lines, {"model": {}, **table})
@@ -230,7 +229,7 @@ class _Origin:
 
     def _chosen(self, key: str) -> str:
         """Command line or recipe, where one of them names this key."""
-        if _has(self.given, key) or (_has(self.file, key) and not self.lines):
+        if _has(self.given, key):
             return "command line"
         if not _has(self.file, key):
             return ""

@@ -333,11 +333,15 @@ def test_an_epoch_is_the_same_whoever_asks_and_when_and_two_differ(batches_of):
 def test_the_next_epoch_is_begun_in_the_middle_of_this_one(batches_of, monkeypatch):
     """In another thread than that which makes the batches, and they are what they would have been."""
     split, alone = batches_of(bpe_dropout=0.3), batches_of(bpe_dropout=0.3)
-    n, begun, begin = len(split), queue.Queue(), split.begin_epoch
+    n, begun, order = len(split), queue.Queue(), split.order
     assert n > 2 * AHEAD
-    monkeypatch.setattr(
-        split, "begin_epoch", lambda epoch: begun.put((epoch, threading.current_thread().name, begin(epoch)))
-    )
+
+    def told(epoch):
+        if epoch:
+            begun.put((epoch, threading.current_thread().name))
+        return order(epoch)
+
+    monkeypatch.setattr(split, "order", told)
     loader = Loader(split, 1, parts=1, rank=0, world=1, device=torch.device("cpu"))
     for _ in range(n // 2 - AHEAD):
         next(loader)
@@ -345,7 +349,7 @@ def test_the_next_epoch_is_begun_in_the_middle_of_this_one(batches_of, monkeypat
     for step in range(n // 2 - AHEAD, n + 3):
         assert same(next(loader).parts[0], alone.part(step))
     loader.stop()
-    epoch, thread, _ = begun.get(timeout=30)
+    epoch, thread = begun.get(timeout=30)
     assert epoch == 1
     assert thread != loader.thread.name
 

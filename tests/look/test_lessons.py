@@ -257,6 +257,10 @@ def test_lessons_from_the_command_line(runs, tmp_path):
         (["masks", "a"], "regard look masks: takes nothing, not 1 (a)"),
         (["merges", "en-de"], "regard look merges MODEL WORD: takes 2, not 1 (en-de)"),
         (["masks", "--head", "3"], "--head (3): goes with a model and an input, not with masks"),
+        (
+            ["masks", "-o", "nowhere/a.png"],
+            "nowhere/a.png: cannot be written: there is no folder nowhere; make it first",
+        ),
         (["masks", "-o", "a.jpg"], "--out (a.jpg) must be a .html, .png or .svg file"),
     ],
 )

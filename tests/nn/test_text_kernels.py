@@ -86,20 +86,21 @@ def test_texts_see_themselves_alone(texts, is_causal, dtype, came):
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_heads_of_rows_and_of_packed_texts(is_causal):
     """As a layer calls them: heads before tokens, queries, keys and values from one product."""
-    from regard.nn.attention import attend, attend_short
+    from regard.nn.attention import attend, attend_parts, attend_short
     from regard.nn.masks import Lowered, Texts
 
     draw = torch.Generator(DEVICE).manual_seed(2)
     qkv = torch.randn(3, 11, 3, 2, 16, generator=draw, device=DEVICE)
     q, k, v = qkv.transpose(1, 3).unbind(2)  # (3, 2, 11, 16)
-    mine = attend_short([qkv], Lowered(is_causal), scale=0.25).transpose(1, 2)
+    mine = attend_parts([qkv], Lowered(is_causal), scale=0.25).transpose(1, 2)
+    assert torch.equal(mine, attend_short(q, k, v, Lowered(is_causal), scale=0.25))
     torch.testing.assert_close(mine, attend(q, k, v, Lowered(is_causal), scale=0.25))
     ends = bounds([4, 7, 11, 2, 9], 1)
     which = torch.repeat_interleave(torch.tensor([4, 7, 11, 2, 9], device=DEVICE)).view(3, 1, 11, 1)
     same = which == which.transpose(2, 3)
     wanted = attend(q, k, v, Lowered(bias=same.tril() if is_causal else same), scale=0.25)
     mask = Lowered(is_causal, texts=Texts(ends, ends, 11, 11))
-    torch.testing.assert_close(attend_short([qkv], mask, scale=0.25).transpose(1, 2), wanted)
+    torch.testing.assert_close(attend_parts([qkv], mask, scale=0.25).transpose(1, 2), wanted)
 
 
 def test_what_is_recorded_of_the_operators():

@@ -73,6 +73,7 @@ def test_what_is_wrong_is_said_in_one_line(client, path, body, status, message):
 def test_what_is_no_json_is_refused(client, raw, status):
     got, told, _ = client.refused("/translate", raw=raw, method="POST")
     assert got == status
+    assert "/openapi.json" not in told, "there is such a path"
     assert raw != b"{" or told.startswith("the body is not JSON from character 1 on: ")
     assert client.fine("/health")
 

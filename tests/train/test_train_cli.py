@@ -113,6 +113,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(work):
         (["train", "toy.json", "train.steps"], ["'train.steps' must be a key and its value"]),
         (["train", "toy.json", "--resume", "a", "--out", "b"], ["a run goes on where it is"]),
         (["train", "--resume", "nowhere"], ["nowhere/config.json: cannot be read", "is this a run directory?"]),
+        (["train", "--resume", "a", "train.steps=9"], ["train.steps=9: a run goes on as it began", "--from a"]),
         (["train", "--resume", "a", "--from", "b"], ["--from b: a new run begins there; leave out --resume"]),
         (["train", "--verify-resume", "--resume", "x"], ["--verify-resume needs a recipe"]),
         (["train", "toy.json", "--data", "data", "--device", "tpu"], ["device ('tpu') must be cpu or cuda"]),

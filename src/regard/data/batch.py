@@ -127,9 +127,6 @@ class Batches(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
-    def begin_epoch(self, epoch: int) -> None:  # noqa: B027 (most have nothing to do)
-        """Make what the batches of an epoch are taken from: ahead of time, so that its first need not wait for that."""
-
     @abstractmethod
     def rows(self, step: int) -> Ids:
         """The rows of a step."""

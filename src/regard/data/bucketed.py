@@ -44,9 +44,6 @@ class Bucketed(Batches):
     def __len__(self) -> int:
         return self.n_batches
 
-    def begin_epoch(self, epoch: int) -> None:
-        self.order(epoch)
-
     def _lengths(self, columns: dict[str, Any], rows: Ids | slice = slice(None)) -> tuple[Ids, Ids]:
         """The tokens of each row, those that are read and those that are written, special ones among them."""
         if self.data.task == "translate":  # end; and start on the way in, end on the way out

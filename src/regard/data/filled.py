@@ -44,9 +44,6 @@ class Filled(Batches):
     def __len__(self) -> int:
         return self.n_batches
 
-    def begin_epoch(self, epoch: int) -> None:
-        self.order(epoch)
-
     def _order(self, epoch: int) -> tuple[Ids, Ids, Ids, Ids, int]:
         """The pairs as they follow one another, where each row of them begins and ends, how many texts its padding is,
         and the longest of those or of the real ones."""

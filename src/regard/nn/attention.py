@@ -144,7 +144,7 @@ def attend(
     # The kernel is asked for first: mostly there is none, and every layer of every step of decoding comes by here.
     has_short = _has_short(q, q.dtype, q.shape[3], v.shape[3]) and w is None and groups == 1 and q.dtype == k.dtype
     if has_short and _are_short(q.shape[2], k.shape[2], mask, dropout):
-        return attend_short([x.transpose(1, 2)[:, :, None] for x in (q, k, v)], mask, scale=scale).transpose(1, 2)
+        return attend_short(q, k, v, mask, scale=scale)
     if mask.texts is not None:
         kernel = None if w is not None else text_kernel(q, k, v, mask.texts, dropout)
         if kernel is not None:
@@ -367,9 +367,21 @@ def flash_texts(
     return out
 
 
-def attend_short(parts: list[Float[Tensor, "B _ _ H D"]], mask: Lowered, *, scale: float) -> Float[Tensor, "B T H D"]:
-    """Attend within short texts, packed or a row each, by a kernel of our own. Queries, keys and values come in the
-    parts that products made them in: one for all three, queries and the other two, or each by itself."""
+def attend_short(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B H S D"],
+    v: Float[Tensor, "B H S D"],
+    mask: Lowered,
+    *,
+    scale: float,
+) -> Float[Tensor, "B H T D"]:
+    """Attend within short texts by a kernel of our own."""
+    return attend_parts([x.transpose(1, 2)[:, :, None] for x in (q, k, v)], mask, scale=scale).transpose(1, 2)
+
+
+def attend_parts(parts: list[Float[Tensor, "B _ _ H D"]], mask: Lowered, *, scale: float) -> Float[Tensor, "B T H D"]:
+    """The same, packed texts or a row each, of queries, keys and values in the parts that products made them in: one
+    for all three, queries and the other two, or each by itself."""
     from regard.nn import text_kernels
 
     (b, t), s = parts[0].shape[:2], parts[-1].shape[1]
@@ -551,7 +563,7 @@ class Attention(nn.Module):
             layers = [(self.qkv, x)] if self.fused else [(self.q, x), (self.kv, memory)]
             heads = -1, self.n_heads, self.widths[0] // self.n_heads
             parts = [layer(given).unflatten(-1, heads) for layer, given in layers]
-            return self.out(attend_short(parts, mask, scale=self.scale).flatten(-2)), None
+            return self.out(attend_parts(parts, mask, scale=self.scale).flatten(-2)), None
         if self.fused:
             q, k, v = parted(self.qkv, x, self.widths)
             q, kv = self.queries(q, rotation), KeyValue(self.keys(k, rotation), self.values(v))

@@ -58,8 +58,11 @@ def refusal(status: int, message: str, code: str | None = None) -> JSONResponse:
     return JSONResponse({"error": error}, status, headers)
 
 
-def _no_such_path(request: Request, error: HTTPException) -> JSONResponse:
-    """What starlette itself refuses: a path, or a method, that there is not."""
+def _refused_outside(request: Request, error: HTTPException) -> JSONResponse:
+    """What starlette and FastAPI refuse by themselves: a path, or a method, that there is not, and what they cannot
+    read."""
+    if error.status_code not in (404, 405):
+        return refusal(error.status_code, str(error.detail))
     said = f"{request.method} {_short(request.url.path)}: {error.detail}; /openapi.json lists what there is"
     return refusal(error.status_code, said, code="no_such_path")
 
@@ -207,7 +210,7 @@ def create_app(models: Mapping[str, Model], *, limits: Limits = Limits(), api_ke
     app.add_exception_handler(Closing, lambda request, e: refusal(503, str(e)))
     app.add_exception_handler(RegardError, lambda request, e: refusal(422, "; ".join(str(e).splitlines())))
     app.add_exception_handler(RequestValidationError, lambda request, e: refusal(422, _problems(e)))  # type: ignore[arg-type]
-    app.add_exception_handler(HTTPException, _no_such_path)  # type: ignore[arg-type]
+    app.add_exception_handler(HTTPException, _refused_outside)  # type: ignore[arg-type]
     app.add_exception_handler(Exception, lambda request, e: refusal(500, "a mistake of the server's; see its log"))
     app.add_middleware(Gate, hall=hall, api_key=api_key)
     return app

@@ -55,11 +55,11 @@ class Loader:
             self._put(error)
 
     def _look_ahead(self, step: int) -> None:
-        """In the middle of an epoch, begin the next beside it: to order and to split a large corpus takes seconds, in
-        which a GPU would stand still."""
+        """In the middle of an epoch, ask for the first rows of the next, beside it: to order and to split a large
+        corpus takes seconds, in which a GPU would stand still."""
         epoch, i = divmod(step - 1, n := len(self.batches))
         if i == n // 2 and n > 2 * AHEAD:
-            threading.Thread(target=self.batches.begin_epoch, args=(epoch + 1,), daemon=True).start()
+            threading.Thread(target=self.batches.rows, args=((epoch + 1) * n,), daemon=True).start()
 
     def _put(self, value: Update | BaseException) -> None:
         while not self.stopped.is_set():
