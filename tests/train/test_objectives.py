@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.train import objectives
-from regard.train.objectives import _scored, token_loss
+from regard.train.objectives import _scored, token_loss, two_pass_loss
 
 N, T, C, V = 3, 7, 11, 13
 
@@ -32,6 +32,41 @@ def test_equals_cross_entropy(smoothing, biased, chunk):
         torch.autograd.grad(total * 1.7, parts), torch.autograd.grad(wanted * 1.7, parts), strict=True
     ):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 5, 100])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_two_passes_equal_their_losses_and_divergences(multiple, smoothing, biased, chunk, monkeypatch):
+    monkeypatch.setitem(objectives.ROW_MULTIPLE, "cpu", multiple)
+    first, second = (torch.randn(N, T, C, dtype=torch.float64) for _ in range(2))
+    table = torch.randn(V, C, dtype=torch.float64)
+    bias = torch.randn(V, dtype=torch.float64) if biased else None
+    targets = torch.randint(-1, V, (N, T))
+    parts = [p.requires_grad_() for p in (first, second, table, bias) if p is not None]
+    total, count = two_pass_loss(
+        [first, second], table, targets, weight=5.0, bias=bias, smoothing=smoothing, chunk=chunk
+    )
+    scores = [F.linear(x, table, bias).flatten(0, 1)[targets.flatten() >= 0] for x in (first, second)]
+    a, b = (x.log_softmax(-1) for x in scores)
+    wanted = targets[targets >= 0]
+    losses = [F.cross_entropy(x, wanted, label_smoothing=smoothing, reduction="sum") for x in scores]
+    apart = F.kl_div(a, b, log_target=True, reduction="sum") + F.kl_div(b, a, log_target=True, reduction="sum")
+    reference = (sum(losses) + 5.0 * apart / 2) / 2
+    torch.testing.assert_close(total, reference)
+    assert count == (targets >= 0).sum()
+    for mine, theirs in zip(
+        torch.autograd.grad(total * 1.7, parts), torch.autograd.grad(reference * 1.7, parts), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_two_passes_without_targets_are_zero():
+    parts = [torch.randn(n, C, requires_grad=True) for n in (T, T, V)]
+    total, count = two_pass_loss(parts[:2], parts[2], torch.full((T,), -1), weight=5.0)
+    total.backward()
+    assert (total.item(), count.item(), *(p.grad.abs().max().item() for p in parts)) == (0.0, 0, 0.0, 0.0, 0.0)
 
 
 def test_rows_made_wider_for_a_gpu_change_nothing(monkeypatch):

@@ -2,10 +2,13 @@
 
 The vocabulary is where a language model's memory goes: 32k positions times 50k tokens are 6.6 GB of float32 scores,
 and as many gradients. :func:`token_loss` never holds them. It works through the positions a chunk at a time and, while
-a chunk's scores are there, takes the gradient from them at once.
+a chunk's scores are there, takes the gradient from them at once. :func:`two_pass_loss` does so for R-Drop, whose two
+passes are scored side by side.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -39,19 +42,51 @@ def token_loss(
     >>> round(total.item() / count.item(), 4)  # log 5
     1.6094
     """
-    hidden, targets = hidden.flatten(0, -2), targets.flatten()
-    device = hidden.device.type
-    dtype = autocast_dtype(hidden) or hidden.dtype
-    if chunk is None:
-        chunk = max(1, CHUNK.get(device, CHUNK["cpu"]) // table.shape[0])
+    (hidden,), targets, count = _asked([hidden], targets)
+    how = _chunks(hidden, table, chunk), autocast_dtype(hidden) or hidden.dtype, torch.is_grad_enabled()
+    return _ChunkedLoss.apply(hidden, table, bias, targets, smoothing, *how), count
+
+
+def two_pass_loss(
+    passes: Sequence[Float[Tensor, "*N C"]],
+    table: Float[Tensor, "V C"],
+    targets: Int[Tensor, "*N"],
+    *,
+    weight: float,
+    bias: Float[Tensor, " V"] | None = None,
+    smoothing: float = 0.0,
+    chunk: int | None = None,
+) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    """R-Drop (Liang et al. 2021): the mean of two passes' :func:`token_loss`, and ``weight`` times a quarter of how far
+    apart they are, KL(first, second) + KL(second, first), summed over the targets; and their number.
+
+    >>> hidden, table = torch.ones(3, 2), torch.randn(5, 2)
+    >>> same, _ = two_pass_loss([hidden, hidden], table, torch.tensor([1, 4, -1]), weight=5.0)
+    >>> torch.allclose(same, token_loss(hidden, table, torch.tensor([1, 4, -1]))[0])
+    True
+    """
+    passes, targets, count = _asked(passes, targets)
+    how = _chunks(passes[0], table, chunk), autocast_dtype(passes[0]) or passes[0].dtype, torch.is_grad_enabled()
+    return _TwoPassLoss.apply(*passes, table, bias, targets, smoothing, weight, *how), count
+
+
+def _asked(passes: Sequence[Tensor], targets: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Vectors and targets a row each, and how many targets count. What is left out is not computed on a CPU; elsewhere
+    leaving it out would wait for the device, or change shapes."""
+    rows, targets = [hidden.flatten(0, -2) for hidden in passes], targets.flatten()
     real = targets >= 0
     count = real.sum()
-    if _on_cpu(hidden) and count < len(targets):
-        # What is left out is not computed. Elsewhere this would wait for the device, or change shapes.
-        hidden, targets = hidden[real], targets[real]
-    chunk = _even(len(hidden), chunk, ROW_MULTIPLE.get(device, 1))
-    total = _ChunkedLoss.apply(hidden, table, bias, targets, smoothing, chunk, dtype, torch.is_grad_enabled())
-    return total, count
+    if _on_cpu(targets) and count < len(targets):
+        rows, targets = [hidden[real] for hidden in rows], targets[real]
+    return rows, targets, count
+
+
+def _chunks(hidden: Tensor, table: Tensor, chunk: int | None) -> int:
+    """How many positions are worked on at a time."""
+    device = hidden.device.type
+    if chunk is None:
+        chunk = max(1, CHUNK.get(device, CHUNK["cpu"]) // table.shape[0])
+    return _even(len(hidden), chunk, ROW_MULTIPLE.get(device, 1))
 
 
 def _even(n: int, chunk: int, multiple: int) -> int:
@@ -118,15 +153,18 @@ def _has_kernel(scores: Tensor) -> bool:
     return scores.is_cuda and scores.dtype in HALF and HAS_TRITON
 
 
+def _wide(table: Float[Tensor, "V C"], dtype: torch.dtype) -> Float[Tensor, "W C"]:
+    """The table in that precision, with rows of zeros up to the multiple that the device wants."""
+    return F.pad(table.to(dtype), (0, 0, 0, -len(table) % ROW_MULTIPLE.get(table.device.type, 1)))
+
+
 class _ChunkedLoss(torch.autograd.Function):
     """Forward computes the loss and, if anybody will ask, the gradients with it; backward only scales them."""
 
     @staticmethod
     def forward(ctx, hidden, table, bias, targets, smoothing: float, chunk: int, dtype: torch.dtype, enabled: bool):
         wants_gradient = enabled and any(ctx.needs_input_grad[:3])  # which says nothing of torch.no_grad()
-        n_tokens = table.shape[0]
-        extra = -n_tokens % ROW_MULTIPLE.get(table.device.type, 1)
-        wide = F.pad(table.to(dtype), (0, 0, 0, extra))  # (V + extra, C)
+        n_tokens, wide = table.shape[0], _wide(table, dtype)
         x = hidden.to(dtype)
         full = torch.promote_types(dtype, torch.float32)
         total = hidden.new_zeros((), dtype=full)
@@ -170,5 +208,52 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, scale):  # type: ignore[override]
         d_hidden, d_table, d_bias = ctx.saved_tensors
-        grads = [None if g is None else g * scale.to(g.dtype) for g in (d_hidden, d_table, d_bias)]
-        return *grads, None, None, None, None, None
+        return *_scaled((d_hidden, d_table, d_bias), scale), None, None, None, None, None
+
+
+def _scaled(gradients: Iterable[Tensor | None], scale: Tensor) -> list[Tensor | None]:
+    return [None if g is None else g * scale.to(g.dtype) for g in gradients]
+
+
+class _TwoPassLoss(torch.autograd.Function):
+    """As _ChunkedLoss, of two passes: a chunk's scores of both are there at once."""
+
+    @staticmethod
+    def forward(
+        ctx, first, second, table, bias, targets, smoothing: float, weight: float, chunk: int, dtype, enabled: bool
+    ):
+        wants_gradient = enabled and any(ctx.needs_input_grad[:4])
+        n_tokens, wide = table.shape[0], _wide(table, dtype)
+        full = torch.promote_types(dtype, torch.float32)
+        total = first.new_zeros((), dtype=full)
+        d_passes, d_table, d_bias = ([], []), torch.zeros_like(wide, dtype=full), torch.zeros_like(table[:, 0])
+        for start in range(0, len(first), chunk):
+            rows = [x[start : start + chunk].to(dtype) for x in (first, second)]
+            wanted = targets[start : start + chunk, None]
+            logs = [(x @ wide.T)[:, :n_tokens].to(full) for x in rows]
+            logs = [(x if bias is None else x + bias).log_softmax(-1) for x in logs]
+            is_target = torch.arange(n_tokens, device=wanted.device) == wanted
+            right = torch.where(is_target, 1 - smoothing, 0.0) + smoothing / n_tokens  # (n, V), fused when compiled
+            for x, said, other, its in zip(rows, logs, logs[::-1], d_passes, strict=True):
+                share, apart = said.exp(), said - other
+                divergence = (share * apart).sum(-1, keepdim=True)
+                loss = weight / 2 * divergence - (right * said).sum(-1, keepdim=True)
+                total = total + torch.where(wanted >= 0, loss, 0).sum() / 2
+                if wants_gradient:
+                    # Of a pass's scores by its own divergence, and by the other's, in which they stand too.
+                    pull = share * (apart - divergence) + share - other.exp()
+                    change = torch.where(wanted >= 0, (share - right + weight / 2 * pull) / 2, 0)
+                    if bias is not None:
+                        d_bias = d_bias + change.sum(0)
+                    change = F.pad(change.to(dtype), (0, len(wide) - n_tokens))
+                    its.append(change @ wide)
+                    d_table = d_table + (change.T @ x).to(full)
+        if wants_gradient:
+            whole = [torch.cat(its).to(first.dtype) if its else torch.zeros_like(first) for its in d_passes]
+            d_bias = None if bias is None else d_bias.to(bias.dtype)
+            ctx.save_for_backward(*whole, d_table[:n_tokens].to(table.dtype), d_bias)
+        return total
+
+    @staticmethod
+    def backward(ctx, scale):  # type: ignore[override]
+        return *_scaled(ctx.saved_tensors, scale), None, None, None, None, None, None

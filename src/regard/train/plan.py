@@ -154,13 +154,13 @@ def loss_memory(config: ModelConfig, load: Load, passes: int = 1) -> float:
     assert isinstance(last.input, c.Tokens)
     v, d = -(-last.input.vocab_size // 64) * 64, config.d_scored  # a GPU wants rows that are a multiple of 64 wide
     asked = round(n * load.scored) * (2 if last.d_out == 2 * d else 1)
-    if passes > 1:
-        # R-Drop holds all scores of both passes: as products, in float32, and as two logarithms of shares.
-        return max(way_back, passes * asked * v * (w + 12))
     most = max(1, SCORES_AT_A_TIME // last.input.vocab_size)
     pieces = max(1, -(-asked // most))
     at_once = min(most, -(-asked // (64 * pieces)) * 64)
-    if load.half and not config.head.bias:
+    if passes > 1:
+        # R-Drop has a chunk's scores of both passes and their gradients; not compiled, some ten tables in float32.
+        in_chunk = at_once * v * (2 * passes * w if load.compiled else 40)
+    elif load.half and not config.head.bias:
         in_chunk = at_once * v * w  # a chunk's scores, whose place their gradient takes
     elif load.compiled:
         in_chunk = at_once * v * 2 * w  # both
@@ -169,8 +169,8 @@ def loss_memory(config: ModelConfig, load: Load, passes: int = 1) -> float:
         # gradient, in float32 both are one) while the next is made.
         following, left, made = max(0, min(at_once, asked - at_once)), (6 if load.half else 4), (6 if load.half else 8)
         in_chunk = v * max(8 * at_once, left * at_once + made * following)
-    gradients = asked * d * w + v * d * 4  # of the vectors and of the table, taken at once
-    return gradients + max(way_back, in_chunk + asked * d * w + v * d * w)
+    gradients = passes * asked * d * w + v * d * 4  # of the vectors and of the table, taken at once
+    return gradients + max(way_back, in_chunk + passes * asked * d * w + v * d * w)
 
 
 def towers(config: ModelConfig) -> list[c.Tower]:

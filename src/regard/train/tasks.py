@@ -30,7 +30,7 @@ from regard.nn import Transformer
 from regard.nn.codes import Coded, CodesHead
 from regard.nn.heads import ContrastiveHead, VocabularyHead
 from regard.nn.masks import Layout
-from regard.train.objectives import token_loss
+from regard.train.objectives import token_loss, two_pass_loss
 
 
 def hidden(model: Transformer, batch: Batch) -> Tensor:
@@ -72,12 +72,17 @@ def loss(model: Transformer, batch: Batch, smoothing: float = 0.0, beta: float =
     if not isinstance(head, VocabularyHead):
         return _label_loss(_logits(model, batch), batch, smoothing)
     out = hidden(model, batch)
+    said = _scored(model, head, out, batch)
+    total, count = token_loss(said, model.vocabulary_table(), batch.wanted, bias=head.bias, smoothing=smoothing)
+    return total if batch.pair is None else total + _pair_loss(model, batch, out), count
+
+
+def _scored(model: Transformer, head: VocabularyHead, out: Tensor, batch: Batch) -> Tensor:
+    """The vectors that the vocabulary's rows are held against."""
     vectors = _picked(out, batch)
     if vectors.shape[-1] != model.config.d_scored:  # two directions, each scored by itself
         vectors = vectors.unflatten(-1, (2, -1))
-    vectors = head.transformed(vectors)
-    total, count = token_loss(vectors, model.vocabulary_table(), batch.wanted, bias=head.bias, smoothing=smoothing)
-    return total if batch.pair is None else total + _pair_loss(model, batch, out), count
+    return head.transformed(vectors)
 
 
 def _cross_entropy(logits: Tensor, wanted: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -232,7 +237,11 @@ def _pair_loss(model: Transformer, batch: Batch, out: Tensor) -> Tensor:
 
 def r_drop_loss(model: Transformer, batch: Batch, smoothing: float, weight: float) -> tuple[Tensor, Tensor]:
     """The loss of two passes with different dropout, and how far apart what they say is (Liang et al. 2021)."""
-    batch = batch.ready(model_dtype(model))
+    head, batch = model.head, batch.ready(model_dtype(model))
+    if isinstance(head, VocabularyHead):
+        said = [_scored(model, head, hidden(model, batch), batch) for _ in range(2)]
+        how = {"weight": weight, "bias": head.bias, "smoothing": smoothing}
+        return two_pass_loss(said, model.vocabulary_table(), batch.wanted, **how)
     passes = [_logits(model, batch).flatten(0, -2).float() for _ in range(2)]
     wanted = batch.wanted.flatten()
     losses = [_label_loss(logits, batch, smoothing) for logits in passes]
