@@ -29,7 +29,8 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from regard.config import InputError, Stack, Tokens
-from regard.decode.search import Decoding, Found, search
+from regard.decode.search import Decoding, search
+from regard.decode.ways import Found
 from regard.encode import rows as reading
 from regard.model import Model, load
 from regard.nn import Layout, Transformer

@@ -6,7 +6,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from regard.decode.search import Beams, Decoding, Draws
+from regard.decode.search import Decoding
+from regard.decode.ways import Beams, Draws
 
 CUDA = torch.cuda.is_available()
 pytestmark = pytest.mark.skipif(

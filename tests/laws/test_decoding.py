@@ -12,7 +12,8 @@ from nn.test_steps import PLAIN
 from regard.config import ConfigError, InputError, Recurrent, Stack, Vocabulary
 from regard.decode import Decoding, recorded
 from regard.decode.recorded import Recorder
-from regard.decode.search import Beams, Search, drawn, largest, search
+from regard.decode.search import Search, search
+from regard.decode.ways import Beams, drawn, largest
 from regard.nn import steps as nn_steps
 
 WRITERS = [name for name, config in DECODERS.items() if isinstance(config.head, Vocabulary)]
@@ -208,7 +209,7 @@ def test_stopping_early_changes_nothing(name, ends, monkeypatch):
             return step(*args, **options)
 
         if not early:
-            monkeypatch.setattr("regard.decode.search.Beams.settled", lambda state: torch.zeros_like(state.done))
+            monkeypatch.setattr("regard.decode.ways.Beams.settled", lambda state: torch.zeros_like(state.done))
         with monkeypatch.context() as patch:
             patch.setattr(recorded, "step", counted)
             found = search(model, prompt, memory=memory, end=END, limits=[31, 29, 23], how=how, never=NEVER)

@@ -8,7 +8,8 @@ from laws.cases import DECODERS
 from laws.test_decoding import END, HOWS, LIMITS, NEVER, WRITERS, AsRecorded, fixed, ready, row_of  # noqa: F401
 from regard.config import Recurrent
 from regard.decode import Decoding, recorded
-from regard.decode.search import IDLE, Search, search
+from regard.decode.search import Search, search
+from regard.decode.ways import IDLE
 
 ARRIVALS = {  # the step at which each comes, and which row of the case it is
     "one by one": [(0, 1), (1, 0), (2, 2), (3, 1), (8, 0), (9, 2)],

@@ -46,6 +46,7 @@ def test_the_command(tmp_path, monkeypatch):
         assert said.exit_code == 0, said.output
         assert json.loads(said.stdout).keys() == {"starts", "losses"}
         assert (tmp_path / name).stat().st_size > 5_000
+        assert said.stderr == f"{tmp_path / name}: written\n"
     told = CliRunner().invoke(app, ["look", "scaling"]).stdout
     assert "divided by √d" in told
     assert "the loss after 2 steps is" in told

@@ -13,7 +13,7 @@ from PIL import Image
 
 from browser.models import every_kind
 from regard import Model
-from regard.decode.search import drawn
+from regard.decode.ways import drawn
 from regard.look.alignment import spread
 from regard.look.patches import rollout
 from regard.look.trace import trace

@@ -77,6 +77,7 @@ def look(
     found = LESSONS[what](given or [])
     if out is not None:
         found.save(out)
+        _written(out)
     show(found, as_json, width=100)
 
 
@@ -127,8 +128,12 @@ def _model(what, given, target, layer, head, view, out, ablate, device, precisio
         seen.one(layer).head(head).save(out, lines=view == "lines")
     else:
         seen.save(out, layer, None if view == "grid" else head)
-    print(f"{out}: written", file=sys.stderr)
+    _written(out)
     return seen
+
+
+def _written(out: str) -> None:
+    print(f"{out}: written", file=sys.stderr)
 
 
 # ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 settings.py   how sequences are chosen
 search.py     the search: ``search(model, prompt, memory=...)``
+ways.py       how its rows go on: by beams or by draws
 recorded.py   its beginning and its steps on a GPU, recorded and replayed
 kernels.py    its choices there, by kernels
 translate.py  texts in, translations out

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.decode.search import Found, search
+from regard.decode.search import search
 from regard.decode.settings import Decoding
 from regard.decode.translate import Progress
+from regard.decode.ways import Found
 from regard.encode import images as pictures
 
 if TYPE_CHECKING:

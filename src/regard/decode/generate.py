@@ -18,9 +18,10 @@ import torch
 from regard.config import InputError
 from regard.decode import recorded
 from regard.decode.recorded import fixed_length, fixed_size
-from regard.decode.search import LOOK_EVERY, Found, State, steps
+from regard.decode.search import LOOK_EVERY, steps
 from regard.decode.settings import Decoding, to_generate
 from regard.decode.text import Reader
+from regard.decode.ways import Found, State
 
 if TYPE_CHECKING:
     from regard.model import Model

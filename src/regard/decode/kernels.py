@@ -1,5 +1,5 @@
 """Choosing on a GPU: the best of a vocabulary, and what follows from them for a search, each by a kernel or two where
-torch launches dozens. They do what :mod:`regard.decode.search` does, to the letter; tests hold them to it.
+torch launches dozens. They do what :mod:`regard.decode.ways` does, to the letter; tests hold them to it.
 
 This module needs triton, and is imported by recorded steps alone.
 """
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from regard.decode.search import Beams, Draws
+    from regard.decode.ways import Beams, Draws
 
 BLOCK = 64  # scores, of which the largest is noted
 BLOCKS = 64  # that a program looks through

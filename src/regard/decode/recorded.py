@@ -28,7 +28,8 @@ from regard.nn.outputs import Encoded
 from regard.nn.recurrent import RecurrentCache, RecurrentTower
 
 if TYPE_CHECKING:
-    from regard.decode.search import Search, State
+    from regard.decode.search import Search
+    from regard.decode.ways import State
 
 MOST_WAYS = 8_192  # in a batch: with more, the GPU is what a step waits for
 MOST_MEMORY = 1 / 8  # of the device's, for all recordings together

@@ -26,8 +26,9 @@ from regard.data.sentences import Piece, shorten, split
 from regard.data.tokenizer import Tokenizer
 from regard.decode import recorded
 from regard.decode.recorded import fixed_length, fixed_size
-from regard.decode.search import Found, search
+from regard.decode.search import search
 from regard.decode.settings import Decoding
+from regard.decode.ways import Found
 from regard.nn.outputs import Encoded
 
 if TYPE_CHECKING:

@@ -27,8 +27,9 @@ from regard.data.tokenizer import Tokenizer
 from regard.decode import caption as captions
 from regard.decode import generate as generation
 from regard.decode import translate as translation
-from regard.decode.search import Beams, Choice, Found, State, shares, steps
+from regard.decode.search import steps
 from regard.decode.settings import Decoding, to_generate
+from regard.decode.ways import Beams, Choice, Found, State, shares
 from regard.encode import images as pictures
 from regard.look import tree
 from regard.look.page import as_text

@@ -16,8 +16,9 @@ import torch
 from regard.config import InputError
 from regard.decode import generate as generation
 from regard.decode import translate as translation
-from regard.decode.search import Found, Search
+from regard.decode.search import Search
 from regard.decode.settings import Decoding, to_generate
+from regard.decode.ways import Found
 from regard.model import Model
 
 
