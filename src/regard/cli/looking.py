@@ -77,8 +77,9 @@ def look(
     found = LESSONS[what](given or [])
     if out is not None:
         found.save(out)
-        _written(out)
     show(found, as_json, width=100)
+    if out is not None:
+        _written(out)
 
 
 def _refuse(options: dict[str, Any], rule: str) -> None:
