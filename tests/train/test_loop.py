@@ -597,14 +597,16 @@ def test_a_pair_weighs_as_much_as_its_rows_tokens(tmp_path):
     assert count == same
 
 
-def test_r_drop_is_the_papers(pairs, tmp_path):
-    """Without dropout both passes agree and nothing is added; with it, twice the weight is twice the distance."""
-    recipe, data = pairs
+@pytest.mark.parametrize(("name", "tower"), [("translate", "decoder"), ("classify", "encoder")])
+def test_r_drop_is_the_papers(name, tower, tmp_path):
+    """Without dropout both passes agree and nothing is added; with it, twice the weight is twice the distance. Of a
+    vocabulary's scores, and of labels'."""
+    recipe, data = toy.prepared(tmp_path, name)
     one = trainer(recipe, data, tmp_path)
     batch = one.batches.part(0)
     plain = tasks.loss(one.model, batch, 0.1)[0].item()
     assert tasks.r_drop_loss(one.model, batch, 0.1, 5.0)[0].item() == pytest.approx(plain, rel=1e-5)
-    dropped = {**recipe.model, "decoder": {**recipe.model["decoder"], "dropout": 0.3}}
+    dropped = {**recipe.model, tower: {**recipe.model[tower], "dropout": 0.3}}
     two = trainer(recipe.replace(model=dropped), data, tmp_path)
 
     def value(weight):

@@ -26,6 +26,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from jaxtyping import Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.config import InputError
@@ -201,11 +202,17 @@ class Search:
             return True
         for row, found in zip(state.rows[done], state.results(np.flatnonzero(done)), strict=True):
             state.found[row] = found
-        keep = state.keep(stay)
-        if len(keep):
-            self.cache.keep(keep)
-            self.given, self.ids, self.recording = self.given[stay], self.ids[keep], None
-        return len(keep) > 0
+        if not len(stay):
+            state.keep(stay)
+            return False
+        self._keep(stay)
+        return True
+
+    def _keep(self, places: NDArray) -> None:
+        """Go on with the rows at some places only."""
+        keep = self.state.keep(places)
+        self.cache.keep(keep)
+        self.given, self.ids, self.recording = self.given[places], self.ids[keep], None
 
     @torch.inference_mode()
     def take(self) -> dict[int, list[Found]]:
@@ -240,9 +247,7 @@ class Search:
         if recorded.fixed_shapes(self.ids.device):
             stay = np.append(stay, np.flatnonzero(self.state.rows == IDLE)[: fixed_size(len(stay)) - len(stay)])
         if len(stay) and n - len(stay) >= LEAVE_SHARE * n:
-            keep = self.state.keep(stay)
-            self.cache.keep(keep)
-            self.given, self.ids, self.recording = self.given[stay], self.ids[keep], None
+            self._keep(stay)
 
     @torch.inference_mode()
     def join(self, other: Search) -> list[int]:
