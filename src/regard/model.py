@@ -59,6 +59,7 @@ class Model:
         *,
         longest: int = 256,
         labels: Sequence[str] = (),
+        n_texts: int | None = None,
         pooling: Pooling | None = None,
         prefix: Sequence[int] | None = None,
         ends: Sequence[int] | None = None,
@@ -75,6 +76,7 @@ class Model:
         limits = [limit for tower in over_text if (limit := getattr(tower, "position_limit", None)) is not None]
         self.longest = min([longest, *limits])  # tokens of the longest text it was trained on, and has positions for
         self.labels = tuple(labels)  # names by their ids: of texts for classify, of words for tag
+        self.n_texts = n_texts  # that are judged together: one, or a pair; None where nobody said
         self.pooling: Pooling | None = pooling  # how a text becomes one vector, where the model was trained to a way
         self.path = path
         start, end = ([tokenizer.start], [tokenizer.end]) if tokenizer else ([], [])
@@ -347,7 +349,10 @@ def _parts(path: Path) -> Parts:
             task = config = options = None
         else:
             task, config = facts["task"], facts["model"]
-            options = {"longest": facts["recipe"]["data"].get("max_tokens", 256), "images": facts.get("images")}
+            data = facts["recipe"]["data"]
+            options = {"longest": data.get("max_tokens", 256), "images": facts.get("images")}
+            if task == "classify":
+                options["n_texts"] = 2 if len(data.get("columns", ())) == 3 else 1
     except OSError:
         raise InputError(f"{path}: not a model of regard (no config.json); train one: regard train RECIPE") from None
     except (ValueError, KeyError, TypeError, AttributeError):

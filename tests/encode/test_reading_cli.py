@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import shutil
 import signal
 import sys
 
@@ -28,6 +29,10 @@ def work(tmp_path_factory):
         longer = {"model": {"preset": "tiny_decoder", "decoder": {"max_len": 251}}} if task == "generate" else {}
         made, data = toy.prepared(folder / task, task, steps=3, valid_every=3, **longer)
         train(made, data.path, folder / f"run-{task}", device="cpu", watch=Watch(quiet=True))
+    shutil.copytree(folder / "run-classify", folder / "run-pairs")  # as one of two texts and a label is
+    facts = json.loads((folder / "run-pairs/config.json").read_text())
+    facts["recipe"]["data"]["columns"] = ["1", "2", "3"]
+    (folder / "run-pairs/config.json").write_text(json.dumps(facts))
     (folder / "texts.txt").write_text("the dog runs\na cat\ntwo old birds sleep\n")
     (folder / "gaps.txt").write_text("the d[MASK]g runs\n[MASK] c[MASK]t\n")
     (folder / "pairs.txt").write_text("the dog runs\tit sleeps\na cat\ta bird\n")
@@ -80,7 +85,8 @@ def test_classify(run, work):
     code, out, err = run("classify", "run-classify", "--file", "texts.txt")
     assert (code, err) == (0, "")
     assert out.splitlines() == [f"{f.label}\t{f.probability:.4f}" for f in wanted]
-    _, told, _ = run("classify", "run-classify", "--json", "--pairs", stdin=(work / "pairs.txt").read_text())
+    model = regard.load(work / "run-pairs", device="cpu")
+    _, told, _ = run("classify", "run-pairs", "--json", "--pairs", stdin=(work / "pairs.txt").read_text())
     found = [json.loads(line) for line in told.splitlines()]
     pairs = [line.split("\t") for line in lines(work, "pairs.txt")]
     assert [f["text"] for f in found] == pairs
@@ -170,6 +176,8 @@ def test_evaluate_a_text(run, work):
         (["classify", "run-classify", "--file", "binary"], "binary: line 1 is not valid UTF-8"),
         (["classify", "run-classify", "--file", "classify/train.tsv"], "a text has no tab; cut the column of texts out"),
         (["classify", "run-classify", "--file", "classify"], "classify: is a folder; name a file in it"),
+        (["classify", "run-classify", "a\tb", "--pairs"], "text 1: the model was trained on single texts; give one"),
+        (["classify", "run-pairs", "a"], "text 1: the model was trained on pairs; give two (--pairs)"),
         (["classify", "run-classify", "a", "--pairs"], "--pairs needs two texts, with a tab between them"),
         (["classify", "run-classify", "a", "--seed", "1"], "--seed: goes with --shots"),
         (["classify", "run-classify", "a", "--shots", "1", "--labels", "a,b"], "was trained to classify, not to generate"),

@@ -71,7 +71,8 @@ def test_what_is_known_already_is_not_sent_again(client):
 
 @pytest.mark.parametrize("path", ["/page/nothing.js", "/page/..%2fapp.py", "/page/%2e%2e/app.py", "/page/"])
 def test_nothing_but_the_pages_own_files_is_given_out(client, path):
-    assert client.ask(path)[0] == 404
+    status, _, refused = client.ask(path)
+    assert (status, refused["error"]["code"]) == (404, "no_such_path")
 
 
 def test_the_page_is_small_and_makes_no_html_of_text():

@@ -106,6 +106,10 @@ def classify(model: Model, texts: Sequence[Given]) -> list[Classification] | lis
     pairs = [(text, None) if isinstance(text, str) else tuple(text) for text in texts]
     if any(len(pair) != 2 for pair in pairs):
         raise InputError("a text to classify must be a string, or two of them")
+    for number, (_, second) in enumerate(pairs, 1):
+        if model.n_texts not in (None, 1 if second is None else 2):
+            trained, way_out = ("single texts", "give one") if model.n_texts == 1 else ("pairs", "give two (--pairs)")
+            raise InputError(f"text {number}: the model was trained on {trained}; {way_out}")
     rows.check_texts([first for first, _ in pairs])
     rows.check_texts([second if second is not None else "-" for _, second in pairs], "second text")
     encode = rows.tokenizer(model).encode_batch

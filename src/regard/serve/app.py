@@ -43,9 +43,9 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 class Refused(Exception):
     """A request that is answered with a status code and one line."""
 
-    def __init__(self, status: int, message: str):
+    def __init__(self, status: int, message: str, code: str | None = None):
         super().__init__(message)
-        self.status = status
+        self.status, self.code = status, code
 
 
 def refusal(status: int, message: str, code: str | None = None) -> JSONResponse:
@@ -205,7 +205,7 @@ def create_app(models: Mapping[str, Model], *, limits: Limits = Limits(), api_ke
             }
         )
 
-    app.add_exception_handler(Refused, lambda request, e: refusal(e.status, str(e)))  # type: ignore[attr-defined]
+    app.add_exception_handler(Refused, lambda request, e: refusal(e.status, str(e), e.code))  # type: ignore[attr-defined]
     app.add_exception_handler(Full, lambda request, e: refusal(429, str(e)))
     app.add_exception_handler(Closing, lambda request, e: refusal(503, str(e)))
     app.add_exception_handler(RegardError, lambda request, e: refusal(422, "; ".join(str(e).splitlines())))

@@ -73,5 +73,5 @@ def add(app: FastAPI) -> None:
     @app.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)
     async def asset(request: Request, name: str) -> Response:
         if name not in known:
-            raise Refused(404, "the page has no such file")
+            raise Refused(404, "the page has no such file", code="no_such_path")
         return known[name].answer(request)
