@@ -44,7 +44,7 @@ from regard.nn import Transformer
 from regard.weights import write_weights
 
 VOCABULARY = 16_000
-BATCH_TOKENS = {"cpu": 512, "cuda": 8_192}  # of real text, read at once by the peers; regard chooses its own
+BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192}  # of real text, read at once by the peers; regard chooses its own
 
 
 @dataclass
@@ -305,7 +305,11 @@ def main() -> None:
     print(f"{where}, torch {torch.__version__}, {args.model or ('small' if args.small else 'base')}\n")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        model = regard.load(args.model, device="cpu", precision="float32") if args.model else random_model(args.small)
+        model = (
+            regard.load(args.model, device="cpu", precision="float32", packed=False)
+            if args.model
+            else random_model(args.small)
+        )
         lay_out(model, folder)
         lines = args.source.read_text(encoding="utf-8").splitlines() if args.source else []
         sources: list[list[int]] = []

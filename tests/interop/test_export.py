@@ -530,6 +530,15 @@ def test_a_directory_that_exists_is_left_alone(tmp_path: Path):
     assert not [*(tmp_path / "out").iterdir()]
 
 
+@pytest.mark.parametrize("to", ["hf", "ctranslate2"])
+def test_weights_laid_out_for_a_cpu_are_not_written(to: str, tmp_path: Path):
+    with pytest.raises(
+        InputError, match=r"en-de: its weights are laid out for a CPU; write regard.load\(.*, packed=False"
+    ):
+        export(regard.load("en-de", device="cpu"), to, tmp_path / "out")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_an_unknown_format(tmp_path: Path):
     with pytest.raises(InputError, match=r"^--to \(onnx\) is not known; known: hf, ctranslate2, int8$"):
         export(random_model(config()), "onnx", tmp_path / "out")

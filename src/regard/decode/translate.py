@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from regard.model import Model
 
 BROKEN = "\ufffd"  # what bytes that are no character become
-BATCH_TOKENS = {"cpu": 2_048, "cuda": 131_072}  # tokens read, times the ways in which a sentence goes on
+BATCH_TOKENS = {"cpu": 8_192, "cuda": 131_072}  # tokens read, times the ways in which a sentence goes on
+MOST_READ = {"cpu": 2_048, "cuda": 131_072}  # of them, where the ways are few: more lengths would be in a batch
 
 
 Progress = Callable[[int, int, str], None]
@@ -93,8 +94,9 @@ def translate(
     for i, unit in enumerate(units):
         unit.request = i
     wanted, done = [unit for unit in units if unit.ids], 0
-    budget = batch_tokens or BATCH_TOKENS[model.device.type]
-    for batch in batches(wanted, budget // how.ways, fixed=recorded.fixed_shapes(model.device)):
+    device = model.device.type
+    budget = batch_tokens // how.ways if batch_tokens else min(BATCH_TOKENS[device] // how.ways, MOST_READ[device])
+    for batch in batches(wanted, budget, fixed=recorded.fixed_shapes(model.device)):
         memory = encode(model, batch)
         _search(model, batch, memory, how)
         if align:

@@ -55,6 +55,10 @@ def export(model: Model, to: str, out: str | Path) -> Path:
     if out.exists():
         raise InputError(f"{out}: exists already; remove it, or choose another --out")
     _check(model.config, to)
+    if to != "int8" and skeleton(model.config).state_dict().keys() - model.net.state_dict().keys():
+        raise InputError(
+            f"{model.path}: its weights are laid out for a CPU; write regard.load({str(model.path)!r}, packed=False)"
+        )
     with drafted(out) as draft:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
