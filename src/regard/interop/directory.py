@@ -34,14 +34,14 @@ from regard.interop import FAMILIES, config_to_hf, ct2, pictures
 from regard.interop.mapping import as_stack, write_weights
 from regard.interop.options import is_stack_of
 from regard.model import Model
-from regard.nn import Transformer, sinusoid, skeleton
+from regard.nn import sinusoid, skeleton
 
 
 def export(model: Model, to: str, out: str | Path) -> Path:
     """Write a model as a directory that ``to`` ("hf", "ctranslate2" or ourselves, "int8") loads, all of it or nothing.
 
     >>> import tempfile
-    >>> from regard import presets, recipe
+    >>> from regard import Transformer, presets, recipe
     >>> bytes_ = Tokenizer.train([], recipe.Tokenizer(kind="bytes"))
     >>> net = Transformer(presets.vaswani_base(vocab_size=len(bytes_), max_len=64))
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -55,10 +55,6 @@ def export(model: Model, to: str, out: str | Path) -> Path:
     if out.exists():
         raise InputError(f"{out}: exists already; remove it, or choose another --out")
     _check(model.config, to)
-    if to != "int8" and skeleton(model.config).state_dict().keys() - model.net.state_dict().keys():
-        raise InputError(
-            f"{model.path}: its weights are laid out for a CPU; write regard.load({str(model.path)!r}, packed=False)"
-        )
     with drafted(out) as draft:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
@@ -102,8 +98,13 @@ def _problem(config: ModelConfig, to: str) -> str:
     return ""
 
 
-def _weights(net: Transformer) -> dict[str, Tensor]:
-    return {name: tensor.detach().float().cpu() for name, tensor in net.state_dict().items()}
+def _weights(model: Model) -> dict[str, Tensor]:
+    found = model.net.state_dict()
+    if skeleton(model.config).state_dict().keys() - found.keys():
+        raise InputError(
+            f"{model.path}: its weights are laid out for a CPU; write regard.load({str(model.path)!r}, packed=False)"
+        )
+    return {name: tensor.detach().float().cpu() for name, tensor in found.items()}
 
 
 # ---------------------------------------------------------------------------------------
@@ -112,9 +113,7 @@ def _weights(net: Transformer) -> dict[str, Tensor]:
 
 def _write_hf(model: Model, path: Path) -> None:
     config, hf = _reworded(model.config)
-    state = write_weights(
-        FAMILIES[hf["model_type"]], config, _reworded_weights(model.config, config, _weights(model.net))
-    )
+    state = write_weights(FAMILIES[hf["model_type"]], config, _reworded_weights(model.config, config, _weights(model)))
     if hf["model_type"] == "pegasus":  # which reads its sines from the file
         state |= {f"model.{name}.embed_positions.weight": _sines(config) for name in ("encoder", "decoder")}
     save_file({name: part.contiguous() for name, part in state.items()}, path / "model.safetensors", {"format": "pt"})
@@ -302,14 +301,14 @@ def _write_ctranslate2(model: Model, path: Path) -> None:
     config = model.config
     if config.encoder is None:
         names = _own_names(model.tokenizer, as_stack(config.decoder).input, path / "tokenizer.json")
-        ct2.write_decoder(config, _weights(model.net), names, model.tokenizer, path)
+        ct2.write_decoder(config, _weights(model), names, model.tokenizer, path)
         return
     source, target = (as_stack(tower).input for tower in (config.encoder, config.decoder))
     reads = _agreed_names(model.source_tokenizer, source, path / "source.tokenizer.json")
     writes = _agreed_names(model.tokenizer, target, path / "tokenizer.json")
     if model.source_tokenizer is model.tokenizer:
         (path / "source.tokenizer.json").unlink()
-    ct2.write(config, _weights(model.net), reads, writes, path)
+    ct2.write(config, _weights(model), reads, writes, path)
 
 
 def _own_names(tokenizer: Tokenizer, given: Input, file: Path) -> list[str]:
