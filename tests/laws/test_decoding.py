@@ -177,6 +177,9 @@ def test_worthless_endings_do_not_end_a_search():
         def parameters(self):
             yield torch.zeros(1)
 
+        def widen(self, max_len, lanes, **options):
+            pass
+
         def follow(self, parents):
             pass
 
@@ -302,6 +305,15 @@ def test_rows_that_leave_change_nothing_for_the_others(name, monkeypatch):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", ["tiny_encoder_decoder", "tiny_decoder", "alibi", "windows"])
+def test_room_that_comes_with_each_token_changes_nothing(name, how, monkeypatch):
+    _, at_first = found_once(name, how)
+    monkeypatch.setattr("regard.nn.cache.AHEAD", 1)
+    _, token_by_token = found_in_batch(name, HOWS[how])
+    assert token_by_token == at_first
+
+
 @pytest.mark.parametrize("name", ["tiny_encoder_decoder", "tiny_bahdanau"])
 def test_another_seed_draws_others(name):
     texts = {}
@@ -312,11 +324,12 @@ def test_another_seed_draws_others(name):
     assert texts[0] != texts[1]
 
 
-@pytest.mark.parametrize("v", [5, 61, 64, 6 * 64, 7 * 64, 16_001])
+@pytest.mark.parametrize("v", [5, 61, 64, 127, 6 * 64, 7 * 64, 16_001])
 def test_the_largest_are_topks(v):
-    scores = torch.randn(2, 3, v, generator=torch.Generator().manual_seed(v))
-    values, ids = scores.topk(5)
-    assert all(torch.equal(mine, wanted) for mine, wanted in zip(largest(scores, 5), (values, ids), strict=True))
+    draw = torch.Generator().manual_seed(v)
+    scores, more = torch.randn(2, 3, v, generator=draw), torch.randn(2, 3, generator=draw)
+    wanted = (scores + more[..., None]).flatten(1).topk(5)
+    assert all(torch.equal(mine, its) for mine, its in zip(largest(scores, more, 5), wanted, strict=True))
 
 
 def test_draws_fall_as_often_as_is_likely():

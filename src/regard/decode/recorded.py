@@ -98,7 +98,9 @@ class Recorder:
         layout = Layout() if memory is None else memory.layout
         given = (prompt, lengths, None if memory is None else memory.hidden, layout.lengths, layout.starts)
         cache, scores = self._read(("a prompt", dtype), run, *given)
-        return cache.widened(max_len, lanes), scores.clone()
+        cache = cache.copied()
+        cache.widen(max_len, lanes)
+        return cache, scores.clone()
 
     def _read(self, what: Any, run: Callable[..., Any], *given: Tensor | None) -> Any:
         """What ``run`` makes of what is given, in memory of the recording of its shape."""
@@ -216,12 +218,18 @@ def begin(
     lengths: Int[Tensor, " B"] | None,
     memory: Encoded | None,
     *,
+    max_len: int,
+    lanes: int = 1,
+    dtype: torch.dtype | None = None,
     fused: bool = False,
-    **sizes: Any,
 ) -> tuple[Cache | RecurrentCache, Float[Tensor, "B 1 V"]]:
     """A cache with prompts in it, after a memory if there is one, and the scores of what follows them."""
-    cache = model.start(memory=memory, batch_size=len(prompt), **sizes)
+    grows = not fixed_shapes(prompt.device)
+    at_first = {"max_len": prompt.shape[1]} if grows else {"max_len": max_len, "lanes": lanes}
+    cache = model.start(memory=memory, batch_size=len(prompt), dtype=dtype, **at_first)
     hidden = model.decode(prompt, cache=cache, layout=lengths).hidden
+    if grows:
+        cache.widen(max_len, lanes, at_once=False)
     if lengths is None:
         last = hidden[:, -1:]
     else:

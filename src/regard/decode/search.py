@@ -86,6 +86,17 @@ def steps(
         running.step()
 
 
+def closed_up(places: NDArray) -> NDArray:
+    """The same places, in an order in which as many as can be stay where they are.
+
+    >>> closed_up(np.array([1, 3, 4])).tolist()
+    [3, 1, 4]
+    """
+    order = np.arange(len(places))
+    order[np.setdiff1d(order, places)] = places[places >= len(places)]
+    return order
+
+
 LOOK_EVERY = 8  # steps on a GPU: each look waits for it
 LEAVE_SHARE = 0.25  # of the rows must be done for the others to move together
 
@@ -172,6 +183,8 @@ class Search:
         if self.recording is not None:
             self.ids = self.recording.step(cast(int, cast(Cache, cache).shown))
         else:
+            if isinstance(cache, Cache) and not recorded.fixed_shapes(self.ids.device):
+                cache.make_room()
             recorded.step(self.model, cache, state, self.ids, fused=self.fused)
         state.written += 1
         self.since += 1
@@ -210,6 +223,7 @@ class Search:
 
     def _keep(self, places: NDArray) -> None:
         """Go on with the rows at some places only."""
+        places = closed_up(places)
         keep = self.state.keep(places)
         self.cache.keep(keep)
         self.given, self.ids, self.recording = self.given[places], self.ids[keep], None

@@ -22,6 +22,8 @@ from torch import Tensor
 from regard.config import InputError
 from regard.nn.masks import Lowered, check_range
 
+AHEAD = 16  # tokens of each way that there is room for at first
+
 
 class KeyValue(NamedTuple):
     """Keys and values, split into heads and ready to be attended to."""
@@ -120,12 +122,39 @@ def join_masks(
     return joined._replace(alive=put_rows(alive, other, which, places, rows, fill=1))
 
 
+def moved_up(
+    held: Shaped[Tensor, "..."], rows: Int[Tensor, " N"], axis: int = 0, used: int | None = None
+) -> Shaped[Tensor, "..."]:
+    """Some rows of keys or values. On a CPU they stay where they are: only what comes to stand elsewhere is moved, as
+    far as its slots (the last axis but one) are ``used``."""
+    if held.device.type != "cpu":
+        return held.index_select(axis, rows)
+    n = len(rows)
+    (elsewhere,) = torch.where(rows != torch.arange(n))
+    if len(elsewhere):
+        some = held if used is None else held.narrow(-2, 0, used)
+        moved = [some.select(axis, row).clone() for row in rows[elsewhere].tolist()]
+        for place, row in zip(elsewhere.tolist(), moved, strict=True):
+            some.select(axis, place).copy_(row)
+    return held.narrow(axis, 0, n)
+
+
+def _widened(held: Shaped[Tensor, "*B S D"], used: int, slots: int) -> Shaped[Tensor, "*B M D"]:
+    """What is held with so many slots, of which the first were used."""
+    wide = held.new_zeros(*held.shape[:-2], slots, held.shape[-1])
+    wide[..., :used, :] = held[..., :used, :]
+    return wide
+
+
 class Cache:
     """A Transformer decoder's memory of its own past and of the encoder's output.
 
     ``k`` and ``v`` hold (layer, row, head, slot, width); ``cross`` the encoder's keys and values, computed once when
     decoding starts, and ``memory_mask`` where they are real. A token at position p in lane n has slot p ``lanes`` + n.
     One slot more than there are takes the padding of rows that are full.
+
+    For a search on a CPU there are at first fewer slots than ``max_len`` needs (:meth:`make_room`): few texts become as
+    long as they may, and memory that is touched for the first time costs more than what is done with it.
 
     >>> from regard import presets
     >>> from regard.nn import Transformer
@@ -166,7 +195,7 @@ class Cache:
         first = self.position[:, None] if self.lanes == 1 else self.position[:, None] * self.lanes
         if t > 1:
             first = first + torch.arange(t, device=first.device) * (1 if self.seen is not None else self.lanes)
-        return first.clamp_max(self.max_len * self.lanes)
+        return first.clamp_max(self.k.shape[3] - 1)
 
     def span(self, t: int) -> int:
         """How many slots a step of t tokens has to look at: all, in a compiled graph or where asking would wait for a
@@ -185,7 +214,7 @@ class Cache:
         if self.lanes == 1:
             return  # the only way there is
         if self.seen is None:
-            places = torch.arange(self.max_len * self.lanes + 1, device=self.position.device)
+            places = torch.arange(self.k.shape[3], device=self.position.device)
             prompt = (places % self.lanes == 0) & (places < self.position[:, None] * self.lanes)
             self.seen = prompt[:, None].repeat(1, self.lanes, 1)
         else:
@@ -206,7 +235,7 @@ class Cache:
         if torch.compiler.is_compiling() or slots.device.type != "cpu" or not slots.numel():
             return None
         first, last = int(slots[0, 0]), int(slots[0, -1])
-        same = bool((slots == slots[0]).all()) and last < self.max_len * self.lanes  # those beyond are clamped to one
+        same = bool((slots == slots[0]).all()) and last < self.k.shape[3] - 1  # those beyond are clamped to one
         return slice(first, last + 1, 1 if self.seen is not None else self.lanes) if same else None
 
     def write(
@@ -264,23 +293,35 @@ class Cache:
         other.seen = None if self.seen is None else self.seen.clone()
         return other
 
-    def widened(self, max_len: int, lanes: int) -> Cache:
-        """The same with more room, for the only lane there is and for others beside it."""
+    def widen(self, max_len: int, lanes: int, *, at_once: bool = True) -> None:
+        """Have more room, for the only lane there is and for others beside it: ``at_once`` for all tokens that there
+        may be, or for the next ones."""
         assert self.lanes == 1, "slots of one lane are moved apart"
-        other, n = self.copied(), self.max_len
+        n, room = self.max_len, max_len if at_once else min(max_len, self.max_len + AHEAD)
 
         def spread(held: Tensor) -> Tensor:
-            wide = held.new_zeros(*held.shape[:3], max_len * lanes + 1, held.shape[4])
+            wide = held.new_zeros(*held.shape[:3], room * lanes + 1, held.shape[4])
             wide[:, :, :, : n * lanes : lanes] = held[:, :, :, :n]
             return wide
 
-        other.max_len, other.lanes, other.k, other.v = max_len, lanes, spread(self.k), spread(self.v)
-        return other
+        self.max_len, self.lanes, self.k, self.v = max_len, lanes, spread(self.k), spread(self.v)
+
+    def make_room(self) -> None:
+        """Have slots for the next token of each way, and some more."""
+        used = self._used()
+        if (used + 1) * self.lanes < self.k.shape[3] or used == self.max_len:
+            return
+        slots, room = used * self.lanes, min(self.max_len, used + max(AHEAD, used // 2))
+        self.k, self.v = (_widened(held, slots, room * self.lanes + 1) for held in (self.k, self.v))
+        if self.seen is not None:
+            self.seen = _widened(self.seen[..., None], slots, room * self.lanes + 1)[..., 0]
 
     def keep(self, rows: Int[Tensor, " N"]) -> None:
         """Go on with some rows only."""
-        self.k, self.v, self.position = self.k[:, rows], self.v[:, rows], self.position[rows]
-        self.cross = [KeyValue(layer.k[rows], layer.v[rows]) for layer in self.cross]
+        used = self.span(0)
+        self.k, self.v = moved_up(self.k, rows, 1, used), moved_up(self.v, rows, 1, used)
+        self.cross = [KeyValue(moved_up(layer.k, rows), moved_up(layer.v, rows)) for layer in self.cross]
+        self.position = self.position[rows]
         bias, alive = (None if t is None else t[rows] for t in (self.memory_mask.bias, self.memory_mask.alive))
         self.memory_mask = self.memory_mask._replace(bias=bias, alive=alive)
         self.seen = None if self.seen is None else self.seen[rows]

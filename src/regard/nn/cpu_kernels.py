@@ -50,9 +50,13 @@ def _normed(x: Tensor, norm: nn.Module) -> Tensor:
 def past(cache: Cache, slots: Tensor) -> dict[str, Any]:
     """Where this step's keys go, how many there are then, and which of them each way may look at."""
     t, span, place = slots.shape[1], cache.span(slots.shape[1]), cache.place(slots)
-    mask = self_mask(Layout(), causal=True, slots=slots, lanes=cache.lanes, seen=cache.visible(slots, span))
-    lowered = lower_densely(side_by_side(mask, place, span), t, span, device=slots.device, dtype=cache.k.dtype)
-    return {"slots": slots, "place": place, "span": span, "bias": lowered.bias}
+    bias = cache.visible(slots, span)
+    if bias is None:
+        mask = side_by_side(self_mask(Layout(), causal=True, slots=slots), place, span)
+        bias = lower_densely(mask, t, span, device=slots.device, dtype=cache.k.dtype).bias
+    else:
+        bias = bias[:, None]
+    return {"slots": slots, "place": place, "span": span, "bias": bias}
 
 
 def look(

@@ -47,6 +47,10 @@ class RecurrentCache:
         self.cells = [held.index_select(0, rows) for held in self.cells]
         self.forked = True
 
+    def widen(self, max_len: int, lanes: int, *, at_once: bool = True) -> None:
+        """Have room for other ways beside the only one there is: a state is as large however much was read."""
+        self.lanes = lanes
+
     def keep(self, rows: Int[Tensor, " N"]) -> None:
         """Go on with some rows only."""
         ways = rows
