@@ -30,6 +30,7 @@ HARD = [
     ["Mr. Smith met Mrs. Jones, Ms. Lee and Dr. No at St. Paul's.", "They spoke to Prof. X."],
     ["J. K. Rowling and George W. Bush met J.R.R. Tolkien and J.-P. Sartre.", "W. E. B. Du Bois was there."],
     ["It was plan B.", "He liked it.", "It was vitamin C.", "The U.S. Army came at 5 p.m. Monday.", "It left at 6 a.m.", "We slept."],
+    ["I left at 6 a.m.", "Did you see me?", "We met at 5 p.m.", "Can you come at 6 p.m. Friday?"],
     ["Use tools, e.g. Emacs or i.e. Vim, cf. Smith et al. Chicago.", "Apples, pears, etc. Bananas too.", "Apples, etc.", "They are good."],
     ["See No. 5, Fig. 3, Art. 7 and Vol. 2, pp. 3 and p. 4 there.", "No.", "I said no.", "People love art.", "Modern art."],
     ["Acme Inc. Chicago sued Foo Ltd. London in Jan. 1999.", "He works for Acme Inc.", "It is in Washington, D.C.", "In Oct. Paul came."],

@@ -68,6 +68,12 @@ def test_a_batch_equals_its_texts(model, options):
         assert [t.score for t in alone] == pytest.approx([t.score for t in together], abs=1e-4)
 
 
+def test_a_translation_is_as_long_as_it_must_be(model):
+    """Also where it would have ended before."""
+    most = model.translate("a cat", beam=1, min_length=60)[0]
+    assert len(most.tokens) >= 59
+
+
 def test_what_there_is_nothing_to_translate_in_is_copied(model):
     for text in ("", "   ", "...", "😀 😀!", "这是一个测试。", "\n"):
         assert model.translate(text)[0].text == text
@@ -180,6 +186,16 @@ def test_the_model_that_ships():
     assert [found.text for found in strange[:2]] == ["Ich liebe 🍕.", "naïve café 北京."]
     assert not any("\ufffd" in found.text for found in strange)
     assert strange[3].text == "🍕🦊"
+    # Signs are no letters: two of them do not make a sentence one in another script.
+    assert model.translate("Great job 👍👍")[0].text.endswith("👍👍")
+    # Letters that have tokens, of scripts that have no words: copied whole, not in parts.
+    foreign = ["Привет, как дела?", "Ελληνικά είναι δύσκολα."]
+    assert [found.text for found in model.translate(foreign)] == foreign
+    assert not any("\ufffd" in found.text for found in model.translate(["#hashtag @user", "x < 5 and y > 3"]))
+    # A space is a space, and what is not seen is not read.
+    wanted = model.translate("Good morning to you.")[0].text
+    for told in ("Good\u00a0morning to you.", "Good\u2009morning to\tyou.", "Good mor\u00adning\u200b to you."):
+        assert model.translate(told)[0].text == wanted
     # German has the participle last, and what was read second is said second.
     (found,) = model.translate(["Yesterday I bought a book."], align=True)
     assert found.text == "Gestern habe ich ein Buch gekauft."
@@ -279,6 +295,20 @@ def test_texts_files_and_standard_input_give_the_same(work, model):
     assert json.loads(done.stdout)["text"] == wanted[0]
 
 
+def test_a_mark_before_the_first_line_is_no_text(work, model):
+    wanted = model.translate(LINES[0])[0].text
+    assert run(work, "translate", "run-translate", input=f"\ufeff{LINES[0]}\n").stdout == wanted + "\n"
+
+
+def test_a_stream_that_is_closed(work):
+    for closed, code in ((0, 2), (1, 0)):
+        streams = {"stderr": subprocess.PIPE, "cwd": work, "text": True}
+        given = {**command("translate", "run-translate", *(["a"] if closed else [])), **streams}
+        done = subprocess.run(preexec_fn=lambda closed=closed: os.close(closed), **given)
+        assert done.returncode == code, done.stderr
+        assert ("error: standard input: is closed" in done.stderr) == (code == 2)
+
+
 def test_a_line_is_answered_before_the_next_one_comes(work, model):
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": work, "text": True}
     with subprocess.Popen(**command("translate", "run-translate", "--beam", 1), **options) as process:
@@ -288,6 +318,23 @@ def test_a_line_is_answered_before_the_next_one_comes(work, model):
             assert process.stdout.readline() == model.translate(line, beam=1)[0].text + "\n"
         process.stdin.close()
         assert process.wait() == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal to type into")
+def test_ctrl_c_at_the_prompt_ends_quietly(work):
+    """Not with what the interpreter says of a thread that still waits for a line."""
+    ours, theirs = os.openpty()
+    options = {"stdin": theirs, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": work, "text": True}
+    with subprocess.Popen(**command("translate", "run-translate", "--beam", 1), **options) as process:
+        os.write(ours, f"{LINES[0]}\n".encode())
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+        assert process.wait() == 130
+    os.close(ours)
+    os.close(theirs)
+    assert said.startswith("a text a line; Ctrl-D ends\n")
+    assert "Fatal" not in said
 
 
 def test_a_reader_that_has_seen_enough(work):
@@ -311,6 +358,9 @@ def test_a_reader_that_has_seen_enough(work):
         (["run-translate", "--file", "binary"], "binary: line 1 is not valid UTF-8"),
         (["run-translate", "a", "--beam", "0"], "beam (0) must be at least 1"),
         (["run-translate", "a", "--beam", "2", "--temperature", "1"], "a beam does not draw"),
+        (["run-translate", "a", "--beam", "99999"], "beam (99999) must be at most"),
+        (["run-translate", "--file", "zero"], "zero: line 2 has a zero byte"),
+        (["run-translate", "--file", "lines.txt", "--file", "none.txt"], "none.txt: cannot be read"),
         (["run-translate", "a", "--device", "tpu"], "--device (tpu) must be cpu or cuda"),
         (["run-translate", "a", "--precision", "int3"], "--precision (int3) must be float32, bfloat16 or float16"),
         (
@@ -321,6 +371,8 @@ def test_a_reader_that_has_seen_enough(work):
 )
 def test_bad_input_is_one_line(work, arguments, message):
     (work / "binary").write_bytes(b"\xff\xfe\x00a\n")
+    (work / "zero").write_bytes(b"a cat\n\0a\0 \n")
+    (work / "lines.txt").write_text("a cat\n")
     done = run(work, "translate", *arguments)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr

@@ -180,6 +180,9 @@ def test_worthless_endings_do_not_end_a_search():
         def widen(self, max_len, lanes, **options):
             pass
 
+        def vocabulary_table(self):
+            return torch.zeros(13, 1)
+
         def follow(self, parents):
             pass
 

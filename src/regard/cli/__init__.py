@@ -40,17 +40,19 @@ def main() -> None:
     if hasattr(signal, "SIGPIPE"):
         # A reader that has seen enough (`| head -1`) ends us quietly, as it ends every other program.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # one that is closed is none
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without √ gets a ? for it
     try:
         app()
-        sys.stdout.flush()  # a full disk shows here, not after the last handler
+        if sys.stdout is not None:
+            sys.stdout.flush()  # a full disk shows here, not after the last handler
     except RegardError as error:
         for problem in str(error).splitlines():
             print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        print(f"error: {error.strerror or error}", file=sys.stderr)
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
         os._exit(1)  # the interpreter would try to flush once more, and complain
 
 

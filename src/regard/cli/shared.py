@@ -67,17 +67,29 @@ def lines_of(files: list[str]) -> Iterator[str]:
 
     from regard.data.readers import File
 
+    opened = {name: File(Path(name)) for name in files if name != "-"}  # one that is missing is missed at once
     for name in files:
         if name != "-":
-            yield from (line for _, line in File(Path(name)).lines())
+            yield from (_text(name, *line) for line in opened[name].lines())
             continue
+        if sys.stdin is None:
+            raise InputError("standard input: is closed; give texts, or --file")
         if sys.stdin.isatty():
             print("a text a line; Ctrl-D ends", file=sys.stderr)
-        for number, line in enumerate(sys.stdin.buffer, start=1):
-            try:
-                yield line.decode().rstrip("\r\n")
-            except UnicodeDecodeError:
-                raise InputError(f"standard input: line {number} is not valid UTF-8; convert it to UTF-8") from None
+        # Not sys.stdin.buffer: at Ctrl-C the interpreter would wait to close it, while a thread waits for a line of it.
+        with open(sys.stdin.fileno(), "rb", closefd=False) as stdin:
+            for number, line in enumerate(stdin, start=1):
+                try:
+                    text = line.decode().rstrip("\r\n")
+                except UnicodeDecodeError:
+                    raise InputError(f"standard input: line {number} is not valid UTF-8; convert it to UTF-8") from None
+                yield _text("standard input", number, text.removeprefix("\ufeff") if number == 1 else text)
+
+
+def _text(name: str, number: int, line: str) -> str:
+    if "\0" in line:
+        raise InputError(f"{name}: line {number} has a zero byte, as no text has; UTF-16 is to be converted to UTF-8")
+    return line
 
 
 def load(name: str, device: str | None, precision: str | None, *tasks: str, int8: bool = False) -> Any:
@@ -88,6 +100,7 @@ def load(name: str, device: str | None, precision: str | None, *tasks: str, int8
         raise InputError(f"--precision ({precision}) must be float32, bfloat16 or float16")
     if int8 and precision is not None:
         raise InputError(f"--int8 and --precision ({precision}): give one of them")
+    import numpy  # noqa: F401  before torch, which takes Ctrl-C within numpy's import for a numpy that is missing
     import torch
 
     from regard import model as models

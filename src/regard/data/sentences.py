@@ -145,6 +145,7 @@ _MAYBE = _words("""
 _BEGINNERS = _words("""
     A An The This That These Those It Its He His She Her We Our You Your They Their I My In On At By For From With As
     After Before But And Or So If When While What Where Who Why How There Here Then However Not No Yes Please Also Let
+    Am Are Is Was Were Do Does Did Have Has Had Can Could Would Should Shall Thank Thanks Today Tomorrow Yesterday
     Der Die Das Den Dem Ein Eine Einen Einem Einer Es Er Sie Wir Ihr Ihre Ich Man Und Aber Oder Doch Denn Dann Danach
     Da Dort Hier Im Am Auf Aus Bei Mit Nach Vor Für Als Wenn Wie Wer Was Wo Warum Auch Nun Nicht Kein Keine Diese
     Dieser Dieses Mein Meine Sein Seine Unser Unsere Jedoch Während Nachdem Zum Zur Damit Deshalb Ja Nein Bitte Alle

@@ -318,6 +318,16 @@ class Tokenizer:
         return frozenset(self.byte_ids if all_ < len(self) else ())
 
     @cached_property
+    def joined(self) -> frozenset[str]:
+        """The characters that stand in tokens of several: what it has met often. None, where it joins none.
+
+        >>> sorted(Tokenizer.train(["dog dog \u0434"], recipe.Tokenizer(vocab_size=267)).joined)
+        [' ', 'd', 'g', 'o']
+        """
+        plain = (self.piece(id).decode(errors="ignore") for id in range(len(self)) if id not in self.strange_ids)
+        return frozenset("".join(text for text in plain if len(text) > 1))
+
+    @cached_property
     def parents(self) -> np.ndarray:
         """The two tokens that each token is the merge of, (V, 2); -1 for what is no merge: characters, bytes, special
         tokens, and all of a tokenizer that does not merge.

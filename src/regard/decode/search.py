@@ -137,6 +137,9 @@ class Search:
         watch: Callable[[Choice], None] | None = None,
     ):
         how.validate()
+        choices = model.vocabulary_table().shape[0] - len(never)
+        if how.ways > choices and not how.temperature:
+            raise InputError(f"beam ({how.ways}) must be at most {choices}: there are no more tokens to choose from")
         rows = prompt.shape[0]
         ends = [end] if isinstance(end, int) else list(end)
         limits = [limits] * rows if isinstance(limits, int) else [int(n) for n in limits]

@@ -29,9 +29,9 @@ class Decoding(Node):
     penalty: Literal["gnmt", "plain"] = "gnmt"
     """The penalty of n tokens: ((5 + n) / 6) ** length_penalty (Wu et al. 2016), or n ** length_penalty."""
     min_length: int = 0
-    """Tokens before which nothing ends, the end token among them."""
+    """Tokens before which nothing ends, the end token among them; of a text, before which no sentence of it does."""
     max_length: int | None = None
-    """Tokens after which everything ends. Left out: twice the source and 16 more."""
+    """Tokens after which everything ends. Left out: twice the source and 16 more, or ``min_length`` if that is more."""
     temperature: float = 0.0
     """Above 0: draw each token, from sharper (below 1) or flatter (above 1) probabilities."""
     top_k: int = 0

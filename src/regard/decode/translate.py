@@ -1,16 +1,19 @@
 """Texts in, translations out: sentences of like length together, each text put back as it was.
 
 A text is split into sentences, and a sentence that is longer than any the model was trained on into parts; line ends
-and what stands between sentences stay. What has nothing to translate (no letter or digit, or mostly characters the
-model has never seen) is copied, as a translator would; and so are such characters within a sentence, where the model
-wrote bytes that are no text.
+and what stands between sentences stay. What has nothing to translate (no letter or digit, or mostly letters of a script
+that the model hardly knows) is copied, as a translator would; and so are characters without a token within a sentence,
+where the model wrote bytes that are no text. Spaces of other widths are read as spaces, and what cannot be seen is not
+read.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from regard.model import Model
 
 BROKEN = "\ufffd"  # what bytes that are no character become
+UNSEEN = "\u00ad\u200b\u2060\ufeff"  # soft hyphen, and spaces of no width; joiners hold emoji together
 BATCH_TOKENS = {"cpu": 8_192, "cuda": 131_072}  # tokens read, times the ways in which a sentence goes on
 MOST_READ = {"cpu": 2_048, "cuda": 131_072}  # of them, where the ways are few: more lengths would be in a batch
 
@@ -132,30 +136,45 @@ class Text:
     """A text as units and what stands between them."""
 
     def __init__(self, model: Model, text: str, whole: bool):
-        self.model, self.strange = model, model.source_tokenizer.strange_ids
+        self.model, self.reads = model, model.source_tokenizer
+        self.scripts = frozenset(script(c) for c in self.reads.joined if c.isalnum())
         self.parts: list[Unit | str] = []
-        encode, longest = model.source_tokenizer.encode, model.longest - 1  # and an end token
+        longest = model.longest - 1  # and an end token
         for piece in [Piece(text)] if whole else split(text):
-            ids = encode(piece.text)
+            ids = self._encode(piece.text)
             if len(ids) <= longest:
                 self.parts += [self._unit(piece.text, ids), piece.after]
                 continue
-            for part in shorten(piece, longest, lambda t: len(encode(t))):
-                self.parts += [self._unit(part.text, encode(part.text)), part.after]
+            for part in shorten(piece, longest, lambda t: len(self._encode(t))):
+                self.parts += [self._unit(part.text, self._encode(part.text)), part.after]
+
+    def _encode(self, text: str) -> list[int]:
+        joined = self.reads.joined
+        if joined and not (text.isascii() and text.isprintable()):
+            text = "".join(c if c in joined else seen(c) for c in text)
+        return self.reads.encode(text)
 
     def _unit(self, text: str, ids: list[int]) -> Unit:
-        known = any(map(str.isalnum, text)) and 2 * sum(id in self.strange for id in ids) <= len(ids)
-        return Unit(text, ids if known else [])
+        letters, without = [c for c in text if c.isalnum()], set("".join(self._without_token(ids)))
+        strange = sum(c in without or bool(self.scripts and script(c) not in self.scripts) for c in letters)
+        return Unit(text, ids if letters and 2 * strange <= len(letters) else [])
+
+    def _without_token(self, ids: Sequence[int]) -> list[str]:
+        """What of a text has no token of its own, in runs."""
+        runs = itertools.groupby(ids, self.reads.strange_ids.__contains__)
+        return [b"".join(map(self.reads.piece, run)).decode(errors="replace") for strange, run in runs if strange]
 
     def _copied(self, text: str, unit: Unit) -> str:
         """A translation whose broken characters are what the source has in their place: those without a token, in
-        order, but for what came out whole."""
+        order, but for what came out whole; else signs that are missing, if they are as many; else nothing."""
         if BROKEN not in text:
             return text
-        read, runs = self.model.source_tokenizer, itertools.groupby(unit.ids, self.strange.__contains__)
-        whole = (b"".join(map(read.piece, ids)).decode(errors="replace") for strange, ids in runs if strange)
-        left = iter([given for given in whole if given not in text])
-        return re.sub(f"{BROKEN}+", lambda _: next(left, BROKEN), text)
+        left = [given for given in self._without_token(unit.ids) if given not in text]
+        signs = [c for c in unit.text if not c.isalnum() and not c.isspace() and c not in text]
+        if not left and len(signs) == len(re.findall(f"{BROKEN}+", text)):
+            left = signs
+        each = iter(left)
+        return re.sub(f"{BROKEN}+", lambda _: next(each, ""), text)
 
     @property
     def units(self) -> list[Unit]:
@@ -187,6 +206,27 @@ class Text:
                 pairs += [(words + i, here + i) for i in range(len(part.text.split()))]
             words += len(part.text.split())
         return Translation(text, score, logprob, tuple(tokens), tuple(pairs) if align else None)
+
+
+@functools.lru_cache(10_000)
+def script(letter: str) -> str:
+    """What a letter is of, by the first word of its name.
+
+    >>> script("a"), script("ж"), script("7")
+    ('LATIN', 'CYRILLIC', 'DIGIT')
+    """
+    return unicodedata.name(letter, "").partition(" ")[0]
+
+
+def seen(character: str) -> str:
+    """A character as a reader sees it: a space for one of another width, nothing for what has none.
+
+    >>> seen("\u2009"), seen("\u00ad"), seen("a")
+    (' ', '', 'a')
+    """
+    if character.isspace():
+        return " "
+    return "" if character in UNSEEN or unicodedata.category(character) == "Cc" else character
 
 
 def batches(units: Sequence[Unit], budget: int, *, fixed: bool = False) -> Iterator[list[Unit]]:
@@ -236,7 +276,7 @@ def asked(model: Model, batch: Sequence[Unit], memory: Encoded, hows: Sequence[D
     """What is asked of a search; settings may differ in their seed and their greatest length."""
     writes = model.tokenizer
     room = getattr(model.config.decoder, "position_limit", None)
-    limits = [how.max_length or longest(unit) for unit, how in zip(batch, hows, strict=True)]
+    limits = [how.max_length or max(longest(unit), how.min_length) for unit, how in zip(batch, hows, strict=True)]
     empty = [1] * (memory.hidden.shape[0] - len(batch))
     return {
         "prompt": torch.full((memory.hidden.shape[0], 1), writes.start, device=model.device),
