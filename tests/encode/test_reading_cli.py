@@ -1,7 +1,6 @@
 """fill, classify, tag, embed and evaluate at the front door: what is printed where, and with which exit code."""
 
 import contextlib
-import io
 import json
 import shutil
 import signal
@@ -41,15 +40,18 @@ def work(tmp_path_factory):
 
 
 @pytest.fixture
-def run(work, monkeypatch, capsys):
+def run(work, monkeypatch, capsys, tmp_path):
     """The command line, in this process."""
 
     def made(*arguments, stdin=""):
+        given = tmp_path / "stdin"
+        given.write_text(stdin)
         monkeypatch.setattr(sys, "argv", ["regard", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         before = signal.getsignal(signal.SIGPIPE)
-        with contextlib.chdir(work), pytest.raises(SystemExit) as ended:
-            main()
+        with given.open() as opened:
+            monkeypatch.setattr(sys, "stdin", opened)
+            with contextlib.chdir(work), pytest.raises(SystemExit) as ended:
+                main()
         signal.signal(signal.SIGPIPE, before)
         out = capsys.readouterr()
         return ended.value.code or 0, out.out, out.err
@@ -174,7 +176,12 @@ def test_evaluate_a_text(run, work):
         (["classify", "run-classify", "a", "--file", "texts.txt"], "texts and --file; give one of them"),
         (["classify", "run-classify", "--file", "none.txt"], "none.txt: cannot be read (No such file or directory)"),
         (["classify", "run-classify", "--file", "binary"], "binary: line 1 is not valid UTF-8"),
-        (["classify", "run-classify", "--file", "classify/train.tsv"], "a text has no tab; cut the column of texts out"),
+        (["classify", "run-classify", "the dog\tgood"], "a text has no tab; cut the column of texts out"),
+        (["classify", "run-classify", "texts.txt"], "texts.txt: is a file; to read the texts in it, say --file texts.txt"),
+        (["tag", "run-tag", "texts.txt"], "texts.txt: is a file; to read"),
+        (["embed", "run-fill", "texts.txt"], "texts.txt: is a file; to read"),
+        (["embed", "run-fill", "--file", "classify/train.tsv"], "classify/train.tsv: is a table, and a text is a line here"),
+        (["classify", "run-classify", "--file", "some.conll"], "some.conll: is a table, and a text is a line here"),
         (["classify", "run-classify", "--file", "classify"], "classify: is a folder; name a file in it"),
         (["classify", "run-classify", "a\tb", "--pairs"], "text 1: the model was trained on single texts; give one"),
         (["classify", "run-pairs", "a"], "text 1: the model was trained on pairs; give two (--pairs)"),
@@ -206,11 +213,37 @@ def test_evaluate_a_text(run, work):
 )  # fmt: skip
 def test_bad_input_is_one_line(run, work, arguments, message):
     (work / "pairs.tsv").write_text((work / "pairs.txt").read_text())
+    (work / "some.conll").write_text("the O\n")
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     (line,) = err.splitlines()
     assert line.startswith("error: ")
     assert message in line
+
+
+def test_a_table_is_read_by_the_columns_that_were_trained_on(run, work):
+    """What evaluate scores of a file is what classify and tag label of it; labels are not read, nor needed."""
+    texts = ["the dog runs", "a cat, old", "two birds"]
+    _, wanted, _ = run("classify", "run-classify", *texts)
+    (work / "bare.csv").write_text('the dog runs,good\n"a cat, old",bad\n,\ntwo birds,good\n')
+    assert run("classify", "run-classify", "--file", "bare.csv")[1] == wanted
+    facts = json.loads((work / "run-classify/config.json").read_text())
+    shutil.copytree(work / "run-classify", work / "run-named")
+    facts["recipe"]["data"]["columns"] = ["review", "verdict"]
+    (work / "run-named/config.json").write_text(json.dumps(facts))
+    (work / "named.csv").write_text('id,review\n1,the dog runs\n2,"a cat, old"\n3,two birds\n')
+    (work / "named.jsonl").write_text("".join(json.dumps({"id": 7, "review": text}) + "\n" for text in texts))
+    for name in ("named.csv", "named.jsonl"):
+        assert run("classify", "run-named", "--file", name)[1] == wanted
+    _, wanted, _ = run("classify", "run-pairs", "--pairs", "the dog runs\tit sleeps", "a cat\ta bird")
+    (work / "pairs.csv").write_text("the dog runs,it sleeps,good\na cat,a bird,bad\n")
+    assert run("classify", "run-pairs", "--file", "pairs.csv")[1:] == (wanted, "")
+    _, told, _ = run("classify", "run-pairs", "--file", "pairs.csv", "--json")
+    assert json.loads(told.splitlines()[0])["text"] == ["the dog runs", "it sleeps"]
+    _, wanted, _ = run("tag", "run-tag", "the dog runs", "a cat")
+    for name in ("words.conll", "words.tsv"):
+        (work / name).write_text("the\tO\ndog\tB-X\nruns\tO\n\na\tO\ncat\tB-X\n")
+        assert run("tag", "run-tag", "--file", name)[1] == wanted
 
 
 def test_what_comes_before_a_mistake_is_answered(run, work):

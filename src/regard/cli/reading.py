@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Lines = Annotated[list[str] | None, typer.Option(help="A file of texts, line by line; - is standard input.")]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option(help="A file of texts, line by line, or a table with columns as in training; - is standard input."),
+]
 Columns = Annotated[str | None, typer.Option(help="Columns of the examples, by name or number: text,label.")]
 
 SHORT = 60  # characters of a text that a table shows
@@ -35,6 +39,7 @@ def fill(
 
     regard fill MODEL "Let's make [MASK] chicken! [SEP] It [MASK] great with orange sauce"
     """
+    _check_texts(texts, file)
     lines = _texts(texts, file)
     loaded = load(model, device, precision, "fill")
     found = (one for group in _groups(lines) for one in loaded.fill(group, top=top))
@@ -55,7 +60,7 @@ def classify(
     texts: Annotated[
         list[str] | None, typer.Argument(help="Texts to classify, or files of images.", show_default=False)
     ] = None,
-    file: Lines = None,
+    file: Rows = None,
     pairs: Annotated[bool, typer.Option("--pairs", help="Each text is two, with a tab between them.")] = False,
     shots: Annotated[int | None, typer.Option(help="With a language model: so many examples are shown to it.")] = None,
     examples: Annotated[str | None, typer.Option(help="For --shots: a labelled file to take them from.")] = None,
@@ -82,7 +87,7 @@ def classify(
         raise InputError("--pairs and --shots: a template has one text; give one of them")
     if drawn is not None and (len(texts or ()) != 1 or shots is not None):
         raise InputError(f"--map ({drawn}): draws one image; give one, as an argument")
-    lines = _texts(texts, file)
+    _check_texts(texts, file)
     if shots is None:
         loaded = load(model, device, precision, "classify")
         answer = loaded.classify
@@ -97,12 +102,14 @@ def classify(
 
     alone = bool(texts) and len(texts or ()) == 1
     what = "image" if reads_images(loaded) else "text"
-    for group in _groups(lines):
-        some: list[Any] = [_pair(text) for text in group] if pairs else [_no_pair(text) for text in group]
-        answers = list(zip(group, answer(some), strict=True))
+    if what == "text":
+        _check_no_files(texts)
+    for group in _groups(_texts(texts, file, loaded, columns, n=1 + pairs)):
+        some = [line if isinstance(line, tuple) else _pair(line) if pairs else _no_pair(line) for line in group]
+        answers = list(zip(some, answer(some), strict=True))
         if as_json:
             for text, found in answers:
-                _line({what: text.split("\t") if pairs else text, **found.to_dict()})
+                _line({what: text, **found.to_dict()})
         elif _terminal():
             _show_classified(answers, alone)
         else:
@@ -152,7 +159,7 @@ def labelled(file: str, columns: str | None = None) -> list[tuple[str, str]]:
 def tag(
     model: ModelName,
     sentences: Annotated[list[str] | None, typer.Argument(help="What to tag, words apart.", show_default=False)] = None,
-    file: Lines = None,
+    file: Rows = None,
     device: Device = None,
     precision: Precision = None,
     as_json: AsJson = False,
@@ -161,10 +168,11 @@ def tag(
 
     regard tag MODEL "Angela Merkel visits Paris ."
     """
-    lines = _texts(sentences, file)
+    _check_texts(sentences, file)
+    _check_no_files(sentences)
     loaded = load(model, device, precision, "tag")
     first = True
-    for group in _groups(lines):
+    for group in _groups(_texts(sentences, file, loaded)):
         answers = loaded.tag(group)
         for found in answers:
             if as_json:
@@ -200,6 +208,8 @@ def embed(
         raise InputError(f"--pool ({pool}) must be mean, class or end")
     if out is not None and not out.endswith(".npy"):
         raise InputError(f"--out ({out}) must end with .npy")
+    _check_texts(texts, file)
+    _check_no_files(texts)
     lines = _texts(texts, file)
     loaded = load(model, device, precision)
     vectors: list[Any] = []
@@ -227,12 +237,48 @@ def embed(
 # Texts in
 
 
-def _texts(texts: list[str] | None, file: list[str] | None) -> Iterator[str]:
+def _check_texts(texts: list[str] | None, file: list[str] | None) -> None:
     if texts and file:
         raise InputError("texts and --file; give one of them")
+    for _ in _none_empty(texts or [], "text"):
+        pass
+
+
+def _check_no_files(texts: list[str] | None) -> None:
+    """Nobody wants a label for the name of a file."""
+    from pathlib import Path
+
+    for text in texts or ():
+        if Path(text).suffix and Path(text).is_file():
+            raise InputError(f"{text}: is a file; to read the texts in it, say --file {text}")
+
+
+def _texts(
+    texts: list[str] | None, file: list[str] | None, model: Any = None, columns: str | None = None, n: int = 1
+) -> Iterator[Any]:
+    """Texts, or the lines of files; of a table what a model for labels reads of its columns."""
     if texts:
-        return iter([*_none_empty(texts, "text")])
-    return _none_empty(lines_of(file or ["-"]), "line")
+        yield from texts
+        return
+    for name in file or ["-"]:
+        if name == "-" or not (kind := _table_kind(name)):
+            yield from _none_empty(lines_of([name]), "line")
+        elif model is None or (kind == "conll" and model.task != "tag"):
+            raise InputError(f"{name}: is a table, and a text is a line here; cut the column of texts out of it")
+        else:
+            from regard.evaluate.labelled import read_texts
+
+            yield from read_texts(model, name, columns.split(",")[:-1] if columns else (), n=n)
+
+
+def _table_kind(name: str) -> str:
+    """tsv, csv, jsonl, parquet or conll; nothing of a text."""
+    from pathlib import Path
+
+    from regard.data.readers import File
+
+    file = File(Path(name))
+    return "conll" if file.suffix == ".conll" else "" if file.format == "text" else file.format
 
 
 def _none_empty(lines: Iterable[str], what: str) -> Iterator[str]:
@@ -259,8 +305,8 @@ def _pair(line: str) -> tuple[str, str]:
 def _no_pair(line: str) -> str:
     if "\t" in line:
         raise InputError(
-            f"{line!r}: a text has no tab; cut the column of texts out of a table (cut -f 1), say --pairs of pairs, or"
-            " score what has labels: regard evaluate MODEL --file TABLE"
+            f"{line!r}: a text has no tab; cut the column of texts out of a table (cut -f 1), or give it as a file"
+            " (--file TABLE.tsv); say --pairs of pairs"
         )
     return line
 
@@ -325,7 +371,7 @@ def _show_filled(found: Any) -> None:
         _print(*([f"[dim]mask {i}[/dim]"] if len(found.masks) > 1 else []), table, "")
 
 
-def _show_classified(answers: list[tuple[str, Any]], alone: bool) -> None:
+def _show_classified(answers: list[tuple[Any, Any]], alone: bool) -> None:
     if alone and hasattr(answers[0][1], "probabilities"):
         table = _table("", "", "")
         for label, share in sorted(answers[0][1].probabilities.items(), key=lambda pair: -pair[1]):
@@ -353,5 +399,6 @@ def _show_tagged(found: Any) -> None:
         _print("\n" + "\n".join(f"[bold]{_escaped(s.text)}[/bold]  {_escaped(s.label)}" for s in found.spans))
 
 
-def _shortened(text: str) -> str:
+def _shortened(text: str | tuple[str, ...]) -> str:
+    text = text if isinstance(text, str) else " | ".join(text)
     return _escaped(text if len(text) <= SHORT else f"{text[: SHORT - 1]}…")

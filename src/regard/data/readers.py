@@ -79,7 +79,7 @@ class Corpus:
             yield from _parallel(source, target)
         for file in self.whole:
             if task == "tag":
-                found: Iterator[tuple[int, tuple[Any, ...]]] = _conll(file, columns)
+                found: Iterator[tuple[int, tuple[Any, ...]]] = conll(file, columns)
             elif task in ("generate", "fill"):
                 found = _documents(file, self.data)
             else:
@@ -273,7 +273,7 @@ def _documents(file: File, data: recipe.Data) -> Iterator[tuple[int, tuple[str, 
             yield line, ("\n".join(gathered), begins)
 
 
-def _conll(file: File, columns: tuple[str, ...]) -> Iterator[tuple[int, tuple[list[str], list[str]]]]:
+def conll(file: File, columns: tuple[str, ...]) -> Iterator[tuple[int, tuple[list[str], list[str]]]]:
     """A word a line, a blank line after each sentence."""
     if file.format not in ("text", "tsv"):
         raise InputError(f"{file.path}: tags are read from conll files: a word and its tag a line, blank between")

@@ -19,8 +19,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from regard import recipe
+from regard.data import readers
 from regard.data.images import Picture
-from regard.data.readers import Corpus, Row
+from regard.data.readers import Corpus, File, Row, conll
 from regard.decode.translate import Progress
 from regard.encode import images
 from regard.encode.labels import Classification, is_regression
@@ -229,6 +230,20 @@ def read_examples(model: Model, file: str | Path, columns: Sequence[str] = ()) -
                     f" {suggest(label, model.labels)}{header}"
                 )
     return [example(row, task, numbers=numbers) for row in rows]
+
+
+def read_texts(model: Model, file: str | Path, columns: Sequence[str] = (), *, n: int = 1) -> Iterator[Any]:
+    """What a model is to label of a file that has columns, which need not be labelled: the columns that are named, or
+    the texts that the model was trained on, or the first n. Several texts are a tuple, words to tag stand between
+    spaces."""
+    trained = tuple(trained_on(model).get("columns", ()))
+    if model.task == "tag":
+        yield from (" ".join(words) for _, (words, _) in conll(File(Path(file)), trained))
+        return
+    names = tuple(columns) or trained[:-1]
+    for _, texts in readers.table(File(Path(file)), names, len(names) or n, label=False):
+        if any(text.strip() for text in texts):
+            yield texts[0] if len(texts) == 1 else texts
 
 
 def read_rows(
