@@ -1,8 +1,8 @@
 """scikit-learn's handwritten digits (1,797 of 8 x 8 pixels, 16 greys), written as MNIST's idx files: every sixth is for
 testing. Nothing is downloaded.
 
-    python recipes/digits.py            # data/digits/train-images-idx3-ubyte ...
-    python recipes/digits.py --png      # and each as a picture of its own: data/digits/test/7/0123.png
+    python recipes/digits.py            # data/digits-images/train-images-idx3-ubyte ...
+    python recipes/digits.py --png      # and each as a picture of its own: data/digits-images/test/7/0123.png
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main(folder: Path, png: bool) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("data/digits/raw"))
+    parser.add_argument("--out", type=Path, default=Path("data/digits-images"))
     parser.add_argument("--png", action="store_true")
     arguments = parser.parse_args()
     main(arguments.out, arguments.png)

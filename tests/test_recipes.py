@@ -1,10 +1,13 @@
 """Every recipe parses, says what it claims, and overfits ten examples."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import ready
 import toy
 from regard import recipe as recipes
 from regard.data.prepare import prepare
@@ -24,11 +27,22 @@ SMALL = {"d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 128, "n_kv_heads": 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_parses_and_says_what_it_claims(path):
-    recipes.read(path)
+    data = recipes.read(path).data
+    for files in (data.train, data.valid):  # what it prepares goes to data/NAME: nothing that it reads can be there
+        assert not any(f.startswith(f"data/{path.stem}/") for f in (*files.files, *files.source, *files.target))
     header = re.match(r"(#.*\n)+", path.read_text())[0]
     assert f"regard train recipes/{path.name}" in header
     for part in ("Data", "Hardware", "Duration", "Score"):
         assert re.search(rf"^# {part}: +\S", header, re.MULTILINE), part
+
+
+def test_the_digits_need_nothing_but_the_two_commands_of_their_header(tmp_path):
+    script, recipe = (RECIPES[0].parent / name for name in ("digits.py", "digits.toml"))
+    subprocess.run([sys.executable, script], cwd=tmp_path, check=True, capture_output=True)
+    changes = ["train.steps=2", "train.valid_every=2", "--device", "cpu"]
+    done = ready.run("train", recipe, *changes, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "digits" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,38 @@ def test_mistakes(work, arguments, parts, monkeypatch, capsys):
     assert not (folder / "runs" / "toy").exists()
 
 
+def test_what_was_prepared_before_its_files_changed_is_refused(tmp_path, monkeypatch):
+    """Trained on silently, it would be what nobody sees any more."""
+    toy.write(tmp_path, "generate", 20, 1, "train")
+    written = tmp_path / "train.txt"
+    recipe = {
+        "data": {"task": "generate", "train": {"files": "train*.txt"}, "hold_out": 0.3, "tokenizer": {"kind": "bytes"}},
+        "model": {"preset": "tiny_decoder", "decoder": {"max_len": 64}},
+        "train": {"steps": 2, "batch_tokens": 128, "row_tokens": 64},
+    }
+    (tmp_path / "small.json").write_text(json.dumps(recipe))
+    command = ("train", "small.json", "--device", "cpu", "--quiet")
+    assert ready.run(*command, "--out", "first", cwd=tmp_path).returncode == 0
+    text = written.read_text()
+    written.write_text(text)  # touched, but the same
+    assert ready.run(*command, "--out", "again", cwd=tmp_path).returncode == 0
+    written.write_text(text.swapcase())
+    refused(
+        ready.run(*command, "--out", "other", cwd=tmp_path),
+        "train.txt: is not what data/small was prepared from; remove data/small",
+    )
+    assert ready.run(*command, "--out", "kept", "--data", "data/small", cwd=tmp_path).returncode == 0
+    written.write_text(text)
+    (tmp_path / "train2.txt").write_text(text)
+    refused(ready.run(*command, "--out", "more", cwd=tmp_path), "train2.txt: is not what data/small was prepared from")
+    (tmp_path / "train2.txt").unlink()
+    written.unlink()  # gone: what was made of it is all there is
+    assert ready.run(*command, "--out", "last", cwd=tmp_path).returncode == 0
+    (tmp_path / "data" / "raw").mkdir()
+    (tmp_path / "raw.json").write_text(json.dumps(recipe))
+    refused(ready.run("train", "raw.json", cwd=tmp_path), "data/raw: is there, but is no data directory; say where")
+
+
 def test_metrics_are_json_a_line(work):
     folder, data = work
     out = folder / "lines"

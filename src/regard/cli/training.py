@@ -153,6 +153,8 @@ def _prepared(recipe: Any, given: str | None, name: str, model: Any, *, quiet: b
 
     own = None if model is None else tokenizers(model)
     place = given or (f"data/{name}" if model is None else data_for(model, f"data/{name}"))
+    if not given and Path(place).exists() and not Path(place, "manifest.json").exists():
+        raise InputError(f"{place}: is there, but is no data directory; say where the data goes with --data")
     first = os.environ.get("RANK", "0") == "0"
     while not first and not Path(place).exists():
         time.sleep(0.5)

@@ -80,6 +80,18 @@ class DataDir:
                 found = "missing" if size is None else f"{size:,} bytes"
                 raise InputError(f"{file}: {found}, and the manifest says {expected['bytes']:,} bytes; {_AGAIN}")
 
+    def changed_input(self) -> str | None:
+        """One of the files that it was made from, if it is not what it was; those that are gone are not missed."""
+        made = (self.path / "manifest.json").stat().st_mtime
+        for name, then in self.manifest["inputs"].items():
+            if not Path(name).is_file():
+                continue
+            now = Path(name).stat()
+            touched = max(now.st_mtime, now.st_ctime) > made  # what is as it was lain down is not read again
+            if now.st_size != then["bytes"] or (touched and sha256(Path(name)) != then["sha256"]):
+                return name
+        return None
+
     @property
     def task(self) -> str:
         return self.manifest["task"]

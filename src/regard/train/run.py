@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import InputError, ModelConfig
+from regard.data.readers import Corpus
 from regard.data.store import DataDir, sha256
 from regard.files import write_text
 from regard.recipe import Data, Recipe, completed
@@ -165,8 +166,8 @@ def data_hash(data: DataDir) -> str:
 
 
 def check_data(data: DataDir, recipe: Recipe, *, files: bool = True) -> None:
-    """Refuse data that was prepared as another recipe says, and show what is different. Without ``files`` it may come
-    from other places: it was brought from another machine, say."""
+    """Refuse data that was prepared as another recipe says, or from files that have changed, and show what is
+    different. Without ``files`` it may come from other places: it was brought from another machine, say."""
     then, now = from_dict(Data, data.manifest["data"]).to_dict(), recipe.data.to_dict()
     if not files:
         then, now = ({k: v for k, v in table.items() if k not in ("train", "valid")} for table in (then, now))
@@ -175,6 +176,23 @@ def check_data(data: DataDir, recipe: Recipe, *, files: bool = True) -> None:
         raise InputError(
             f"{data.path}: was prepared otherwise ({differences}); remove it, or say where the data goes with --data"
         )
+    changed = data.changed_input() or _unread(data, recipe) if files else None
+    if changed:
+        raise InputError(
+            f"{changed}: is not what {data.path} was prepared from; remove {data.path} to prepare it anew, or train on"
+            f" it as it is with --data {data.path}"
+        )
+
+
+def _unread(data: DataDir, recipe: Recipe) -> str | None:
+    """One of the recipe's files that was not there, or not named, when the data was prepared."""
+    if recipe.data.images is not None:
+        return None  # they are in folders, of which a manifest has no hashes
+    with contextlib.suppress(InputError):  # the raw files may be gone
+        corpora = (Corpus(recipe.data, files) for files in (recipe.data.train, recipe.data.valid))
+        now = (str(file.path) for corpus in corpora for file in corpus.files)
+        return next((name for name in now if name not in data.manifest["inputs"]), None)
+    return None
 
 
 def told_differences(then: dict[str, Any], now: dict[str, Any], words: tuple[str, str] = ("then", "now")) -> str:

@@ -417,7 +417,9 @@ def _filled_in(model: Transformer, data: DataDir, columns, i: int, device) -> di
     else:
         said = logits[0, hide + 1]
     guess = int(said.argmax())
-    shown = f"{tokens.decode(text[:hide])} [MASK]{tokens.decode(text[hide + 1 :])}"
+    before, with_it, whole = (tokens.decode(text[:n]) for n in (hide, hide + 1, len(text)))
+    space = " " if with_it[len(before) :].startswith(" ") else ""  # a token's own, which fill gives it again
+    shown = f"{before}{space}[MASK]{whole[len(with_it) :]}"
     return {"text": shown, "model": tokens.decode([guess]), "reference": tokens.decode(text[hide : hide + 1])}
 
 
