@@ -210,6 +210,30 @@ def test_a_run_directory_tells_its_recipe(tmp_path, path):
         read(str(tmp_path))
 
 
+def test_a_run_directory_knows_what_the_data_said(tmp_path):
+    """An untrained recipe can but assume it, and says so."""
+    file = tmp_path / "a.toml"
+    file.write_text(
+        '[data]\ntask = "classify"\ntrain = { files = "a.tsv" }\ntokenizer = { kind = "characters" }\n'
+        '[model]\npreset = "tiny_encoder"\nhead = { kind = "pooled" }\n[train]\nsteps = 7\n'
+    )
+    assert read(str(file)).assumed == ("360 tokens", "2 labels")
+    config = recipe.model_config({"preset": "tiny_encoder", "head": {"kind": "pooled"}}, vocab_size=281, n_labels=5)
+    whole = {"recipe": recipe.read(str(file)).to_dict(), "model": config.to_dict()}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    run = read(str(tmp_path))
+    assert (run.model, run.assumed) == (config, ())
+    told = {value.key: (value.value, value.source) for value in run.values}
+    assert told["model.encoder.input.vocab_size"] == (281, "from the data")
+    assert told["model.head.n_labels"] == (5, "from the data")
+    assert told["train.steps"] == (7, "recipe")
+    assert told["train.seed"] == (1, "default")
+
+
+def test_a_model_that_comes_with_regard_is_known():
+    assert read("en-de").model.decoder.n_layers == 2
+
+
 def test_the_command_needs_no_torch(path):
     script = f"import sys; from regard.cli import app; app(['explain', {path!r}], standalone_mode=False); print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

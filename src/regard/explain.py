@@ -26,13 +26,16 @@ from rich.text import Text
 
 from regard import presets
 from regard.config import ConfigError, InputError, ModelConfig
+from regard.files import SHIPPED, shipped
 from regard.recipe import Data, Recipe, Tokenizer, Train, model_config, parse_changes
 from regard.schema import Node, from_dict, merge, read_json, read_toml
 
 FROM_THE_DATA = "from the data"
 SPECIAL = ("pad", "start", "end", "mask")  # tokens that every vocabulary has
 WIDE = 120  # columns from which on a value and what it does share a line
+ENDLESS = 10_000  # of a pipe, where each value has one line
 ALPHABET = 100  # characters of a text, about: letters in both cases, digits, signs
+LABELS = 2  # of texts or words, at the least
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Explained:
     data: Data | None
     values: tuple[Value, ...]
     sections: dict[str, str]  # what each table is for
+    assumed: tuple[str, ...] = ()  # of the model, for only the data says
 
     def given(self, key: str) -> bool:
         """Whether somebody chose this value for this run.
@@ -101,27 +105,29 @@ class Draft(Node):
 
 
 def read(name: str, changes: Sequence[str] = ()) -> Explained:
-    """A recipe, a TOML file with only a model in it, a run directory or a preset, with changes like
-    ``train.steps=100``. Every problem is reported at once.
+    """A recipe, a TOML file with only a model in it, a run directory, a model that comes with regard or a preset, with
+    changes like ``train.steps=100``. Every problem is reported at once.
 
     >>> [v.source for v in read("gpt2", ["model.size=xl"]).values if v.key == "model.decoder.n_layers"]
     ['command line']
     """
     given, is_preset = parse_changes(changes), name in presets.names()
-    if not is_preset and (name.endswith(".toml") or Path(name).is_file()):
+    folder = SHIPPED / name if name in shipped() and not Path(name).exists() else Path(name)
+    trained: dict[str, Any] | None = None  # the model of a run, which knows what the data said
+    if not is_preset and (name.endswith(".toml") or folder.is_file()):
         file, lines = read_toml(name), _lines(Path(name).read_text(encoding="utf-8"))
-    elif not is_preset and Path(name).is_dir():
-        config = Path(name, "config.json")
+    elif not is_preset and folder.is_dir():
+        config = folder / "config.json"
         told = read_json(config)
         if "recipe" not in told:
             raise InputError(f"{config}: tells of no recipe; give a run directory, a recipe or a preset")
-        file, lines = told["recipe"], {}
+        file, lines, trained = told["recipe"], {}, told.get("model", {})
     else:
         presets.preset(name)  # a name that is none says so
         file, lines, given = {}, {}, merge({"model": {"preset": name}}, given)
     table = merge(file, given)
-    data, model, train = _read_tables(table)
-    origin = _Origin(file, given, lines, {"model": {}, **table})
+    data, model, train = _read_tables(table, trained)
+    origin = _Origin(file, given, lines, {"model": {}, **table}, trained)
     values, sections = [], {}
     for section, node in (("data", data), ("model", model), ("train", train)):
         if node is not None:
@@ -130,10 +136,13 @@ def read(name: str, changes: Sequence[str] = ()) -> Explained:
             values += origin.values(section, node, sections)
     order = list(sections)
     values.sort(key=lambda value: order.index(value.section))
-    return Explained(name, model, train, data, tuple(values), sections)
+    assumed = () if trained or data is None else _assumed(data)
+    return Explained(name, model, train, data, tuple(values), sections, assumed)
 
 
-def _read_tables(table: dict[str, Any]) -> tuple[Data | None, ModelConfig | None, Train | None]:
+def _read_tables(
+    table: dict[str, Any], trained: dict[str, Any] | None
+) -> tuple[Data | None, ModelConfig | None, Train | None]:
     """The run that a table describes, or every problem of it."""
     cls = Recipe if "data" in table else Draft
     whole = table if "data" in table else merge({"train": {"steps": 1}}, table)
@@ -145,9 +154,27 @@ def _read_tables(table: dict[str, Any]) -> tuple[Data | None, ModelConfig | None
         return None, presets.resolve(run.model), run.train if "train" in table else None
     if run.needs_model:
         return run.data, None, run.train
-    labels = 2 if run.data.task in ("classify", "tag") else 0  # how many there are is not known yet; any will do
-    counts = {"vocab_size": _vocab_size(run.data.tokenizer), "n_labels": labels, "images": run.data.images}
-    return run.data, model_config(run.model, **counts), run.train
+    labels = LABELS if run.data.task in ("classify", "tag") else 0
+    counts = {"vocab_size": _vocab_size(run.data.tokenizer), "n_labels": labels}
+    counts = _counts(trained) if trained else counts
+    return run.data, model_config(run.model, **counts, images=run.data.images), run.train
+
+
+def _counts(model: dict[str, Any]) -> dict[str, Any]:
+    """What the data said, by a whole model."""
+    inputs = {name: (model.get(name) or {}).get("input", {}) for name in ("encoder", "decoder", "text")}
+    sizes = {name: its.get("vocab_size", 0) for name, its in inputs.items() if its.get("kind") == "tokens"}
+    written = sizes.get("decoder") or sizes.get("text") or sizes.get("encoder", 0)
+    labels = (model.get("head") or {}).get("n_labels") or 0
+    return {"vocab_size": written, "source_vocab_size": sizes.get("encoder"), "n_labels": labels}
+
+
+def _assumed(data: Data) -> tuple[str, ...]:
+    """What of a model is a guess until the data is read."""
+    tokens = f"{_vocab_size(data.tokenizer)} tokens"
+    return (tokens,) * (data.tokenizer.kind == "characters" and not data.images) + (f"{LABELS} labels",) * (
+        data.task in ("classify", "tag") and data.labels != "numbers"
+    )
 
 
 def _hidden_problems(table: dict[str, Any], known: list[str]) -> Iterator[str]:
@@ -179,6 +206,7 @@ class _Origin:
     given: dict[str, Any]
     lines: dict[str, int]
     table: dict[str, Any]
+    trained: dict[str, Any] | None  # of a run, whose recipe has every value, the defaults too
 
     def values(self, key: str, node: Node, sections: dict[str, str]) -> Iterator[Value]:
         """The values of a node and, below, of its parts; what the parts are for goes to ``sections``."""
@@ -189,7 +217,8 @@ class _Origin:
                 parts.append((path, value, about[field.name]))
                 continue
             source = self.source(path, value, field.default)
-            yield Value(path, None if source == FROM_THE_DATA else value, source, about[field.name])
+            unknown = source == FROM_THE_DATA and not self.trained
+            yield Value(path, None if unknown else value, source, about[field.name])
         for path, value, text in parts:
             sections[path] = text
             yield from self.values(path, value, sections)
@@ -200,7 +229,7 @@ class _Origin:
         if key in self._pixels:  # the data's, and what that has is given
             return self._chosen(self._pixels[key]) or "default"
         chosen = self._chosen(key) or self._through_an_argument(key)
-        if chosen:
+        if chosen and not (self.trained and chosen == "recipe" and value == default):
             return chosen
         preset = self._preset
         return f"preset {preset}" if preset and key.startswith("model.") and value != default else "default"
@@ -312,7 +341,8 @@ def _page(run: Explained, width: int) -> Iterator[RenderableType]:
         yield Text.assemble("" if section == next(iter(run.sections)) else "\n", (f"[{section}]", "bold"), f"  {about}")
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column(width=keys, no_wrap=True)
-        table.add_column(width=24 if width >= WIDE else max(8, width - keys - sources - 8), overflow="fold")
+        value_width = None if width >= ENDLESS else 24 if width >= WIDE else max(8, width - keys - sources - 8)
+        table.add_column(width=value_width, min_width=24 if width >= ENDLESS else None, overflow="fold")
         table.add_column(width=sources, style="dim")
         if width >= WIDE:
             table.add_column()
@@ -335,6 +365,6 @@ def _page(run: Explained, width: int) -> Iterator[RenderableType]:
 
 def _shown(value: Value) -> str:
     """As TOML has it; nothing as a dash, and a question mark for what the data has yet to say."""
-    if value.source == FROM_THE_DATA:
+    if value.source == FROM_THE_DATA and value.value is None:
         return "?"
     return "-" if value.value in (None, (), "") else json.dumps(value.value, ensure_ascii=False)

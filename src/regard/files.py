@@ -10,6 +10,17 @@ from pathlib import Path
 
 from regard.schema import InputError, RegardError
 
+SHIPPED = Path(__file__).parent / "models"  # in a checkout a link to models/; a wheel has the files
+
+
+def shipped() -> list[str]:
+    """The names of the models that come with regard.
+
+    >>> "en-de" in shipped()
+    True
+    """
+    return sorted(path.name for path in SHIPPED.iterdir() if path.is_dir()) if SHIPPED.is_dir() else []
+
 
 def write_text(path: Path, text: str) -> None:
     """A text file.

@@ -10,6 +10,7 @@ A model is a network, its tokenizers and what it was trained to do. The jobs the
 from __future__ import annotations
 
 import json
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor
 from regard.config import InputError, ModelConfig, Tokens
 from regard.data.tokenizer import Tokenizer
 from regard.decode.recorded import Recorder
+from regard.files import SHIPPED, shipped
 from regard.memory import hand_back_freed_memory
 from regard.nn import Transformer, skeleton
 from regard.nn.packed import Int8, multiplies_int8, pack
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from regard.look.attention import Attention
     from regard.look.trace import Trace
 
-SHIPPED = Path(__file__).parent / "models"  # in a checkout a link to models/; a wheel has the files
 Precision = Literal["float32", "bfloat16", "float16", "int8"]
 Pooling = Literal["mean", "class", "end"]
 
@@ -309,6 +310,13 @@ def load(
     Traceback (most recent call last):
     regard.schema.InputError: nowhere: no such directory...
     """
+    precisions = typing.get_args(Precision)
+    if precision not in (None, *precisions):
+        raise InputError(f"precision ({precision!r}) must be {', '.join(precisions[:-1])} or {precisions[-1]}")
+    if device is not None and str(device).partition(":")[0] not in ("cpu", "cuda"):
+        raise InputError(f"device ({device!r}) must be cpu or cuda")
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"device ({device}): there is no GPU here; leave it out")
     found = _found(path)
     parts = _parts(found)
     _check_tokenizers(found, parts)
@@ -416,12 +424,12 @@ def _found(path: str | Path) -> Path:
     folder = Path(path)
     if folder.is_dir():
         return folder
-    shipped = sorted(p.name for p in SHIPPED.iterdir() if p.is_dir()) if SHIPPED.is_dir() else []
-    if str(path) in shipped:
+    known = shipped()
+    if str(path) in known:
         return SHIPPED / str(path)
     if folder.suffix == ".gguf" and folder.is_file():
         return folder
     if folder.exists():
         raise InputError(f"{path}: is a file; a model is a directory: regard train makes one")
-    others = f", and no model of that name comes with regard; {suggest(str(path), shipped)}" if shipped else ""
+    others = f", and no model of that name comes with regard; {suggest(str(path), known)}" if known else ""
     raise InputError(f"{path}: no such directory{others}")

@@ -26,14 +26,14 @@ from rich.text import Text
 
 from regard.data.prepare import prepare
 from regard.data.store import DataDir
-from regard.files import write_text
+from regard.files import SHIPPED, write_text
 from regard.look import report, tree
 from regard.look.alignment import Alignment, align, aligning_head
 from regard.look.attention import Attention
 from regard.look.curves import curve
 from regard.look.document import document
 from regard.look.trace import Trace
-from regard.model import SHIPPED, Model, load
+from regard.model import Model, load
 from regard.recipe import Recipe
 from regard.schema import InputError, from_dict, merge, suggest
 from regard.train.loop import train

@@ -201,6 +201,9 @@ class Train(Node):
     seed: int = 1
     """Draws the weights, the order of the data and the dropout."""
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """What moves the weights: AdamW, or Muon for the matrices of Transformer layers (Jordan 2024) and AdamW for all
+    else."""
     lr: float = 1e-3
     """Highest learning rate."""
     schedule: Literal["noam", "cosine", "wsd", "constant"] = "noam"
@@ -217,7 +220,7 @@ class Train(Node):
     eps: float = 1e-9
     """AdamW's guard against division by zero."""
     weight_decay: float = 0.0
-    """AdamW's pull towards zero, on matrices only: not on norms and biases."""
+    """Pull towards zero, on matrices only: not on norms and biases."""
     clip: float = 1.0
     """Longest gradient; 0 leaves it as it is."""
 
@@ -306,6 +309,8 @@ class Train(Node):
             yield f"layer_decay ({self.layer_decay}) must be at most 1"
         if self.lora and self.train_last == 0:
             yield f"lora ({self.lora}): train_last (0) trains no layer; leave one of them out"
+        if self.lora and self.optimizer == "muon":
+            yield f"lora ({self.lora}): goes with optimizer 'adamw' alone; leave one of them out"
         if self.average > self.keep:
             yield f"average ({self.average}) must be at most keep ({self.keep}): only kept checkpoints can be averaged"
 
@@ -355,6 +360,8 @@ class Recipe(Node):
             yield "model.encoder.bidirectional (false) must be true for task 'fill': it is read from both sides"
         if self.train.lora and not any(isinstance(tower, Stack) for tower in (config.encoder, config.decoder)):
             yield f"train.lora ({self.train.lora}): only a Transformer has matrices to put it beside; leave it out"
+        if self.train.optimizer == "muon" and not any(isinstance(t, Stack) for t in (config.encoder, config.decoder)):
+            yield "train.optimizer ('muon'): only a Transformer has matrices that it moves; leave it out"
         if config.pair_head is not None and (self.data.task != "fill" or self.train.r_drop):
             yield f"model.pair_head: goes with task 'fill' ({self.data.task}) and without r_drop ({self.train.r_drop})"
         if config.share_embeddings and not self.data.tokenizer.shared:

@@ -202,6 +202,23 @@ def test_the_model_that_ships():
     assert {(0, 0), (2, 5), (4, 4)} <= {*found.alignment}
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "x"}, r"precision \('x'\) must be float32, bfloat16, float16 or int8"),
+        ({"device": "tpu"}, r"device \('tpu'\) must be cpu or cuda"),
+        pytest.param(
+            {"device": "cuda"},
+            r"device \(cuda\): there is no GPU here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
+    ],
+)
+def test_where_and_how_it_is_loaded_is_checked(options, message):
+    with pytest.raises(regard.RegardError, match=message):
+        regard.load("en-de", **options)
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_precisions(work, precision):
     model = regard.load(work / "run-translate", precision=precision)

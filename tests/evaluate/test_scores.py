@@ -115,6 +115,11 @@ def test_moses_does_not_split_at_dashes():
     assert moses_bleu(["dark-haired & so on"], [["dark-haired & so on"]]).counts[0, 0] == 4  # words
 
 
+def test_a_language_that_moses_does_not_know_is_refused():
+    with pytest.raises(InputError, match=r"language \(xx\): Moses' tokenizer does not know it; known: as, bn"):
+        moses_bleu(["a"], [["a"]], "xx")
+
+
 def test_the_language_matters():
     text = ["l'homme arrive"]
     assert moses_bleu(text, [text], "fr").counts[0, 0] == moses_bleu(text, [text], "en").counts[0, 0] == 3

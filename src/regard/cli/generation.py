@@ -11,7 +11,6 @@ import typer
 
 from regard.cli.shared import (
     AsJson,
-    Beam,
     Device,
     Int8,
     LengthPenalty,
@@ -51,7 +50,9 @@ def generate(
     repetition_penalty: RepetitionPenalty = None,
     seed: Seed = None,
     stop: Stop = None,
-    beam: Beam = None,
+    beam: Annotated[
+        int | None, typer.Option(help="Search, and not draw: ways that go on at each step; 1 is greedy.")
+    ] = None,
     length_penalty: LengthPenalty = None,
     device: Device = None,
     precision: Precision = None,

@@ -24,7 +24,7 @@ def explain(
     """
     from regard import explain
 
-    show(explain.read(recipe, changes or ()), as_json, width=400)  # in a pipe, a line a value
+    show(explain.read(recipe, changes or ()), as_json, width=explain.ENDLESS)
 
 
 @app.command()
@@ -146,7 +146,12 @@ def _config(name: str) -> ModelConfig:
     from pathlib import Path
 
     from regard import presets
+    from regard.files import shipped
 
+    if name not in presets.names() and (Path(name).is_dir() or name in shipped()):
+        raise InputError(
+            f"--model ({name}): walk draws its numbers, of a preset; a trained one: regard look {name} TEXT"
+        )
     is_file = name.endswith(".toml") or Path(name).is_file()
     return presets.from_toml(name) if is_file and name not in presets.names() else presets.preset(name)
 

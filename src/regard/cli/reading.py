@@ -78,6 +78,7 @@ def classify(
     """Say of each text or image which label it has, and how sure that is.
 
     regard classify MODEL "A film that is over before it is over."
+
     regard classify MODEL photo.jpg
     """
     prompted = given(examples=examples, columns=columns, labels=labels, template=template, seed=seed)

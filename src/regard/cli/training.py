@@ -247,4 +247,5 @@ def plan(
         raise InputError(f"{model}: has the model of train --from; say which that is: model.preset=bert_base")
     steps = run.train is not None and run.given("train.steps")
     options = given(gpu_memory=None if gpu_memory is None else gpu_memory * 1e9, tokens=tokens, flops=flops)
-    show(plan_run(run.model, run.train, run.data, gpus=gpus, steps=steps, **options), as_json)
+    how = {"gpus": gpus, "steps": steps, "assumed": run.assumed, **options}
+    show(plan_run(run.model, run.train, run.data, **how), as_json)

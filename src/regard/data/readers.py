@@ -312,6 +312,7 @@ def table(
         return
     if file.format == "parquet":
         for line, values, schema in parquet_rows(file, columns, n):
+            _refuse_more(f"{file.path}: row {line}", schema.names, n, label and not columns and not lists)
             yield line, _texts(f"{file.path}: row {line}", (columns or schema.names)[: len(values)], values, label)
         return
     read = (_csv if file.format == "csv" else _tsv)(file)
@@ -322,6 +323,7 @@ def table(
         wanted = [header.index(column) for column in _present(str(file.path), columns, header)]
     least = 1 + max(wanted)
     for line, cells in read:
+        _refuse_more(f"{file.path}: line {line}", cells, n, label and not columns and not lists)
         if len(cells) >= least:
             yield line, tuple([cells[i] for i in wanted])
         elif not "".join(cells).strip():
@@ -362,6 +364,7 @@ def _jsonl(
             raise InputError(f"{file.path}: line {line} is not JSON ({error})") from None
         if not isinstance(value, dict):
             raise InputError(f"{file.path}: line {line} is not an object: {{...}} with a key for each column")
+        _refuse_more(f"{file.path}: line {line}", list(value), n, label and not columns and not lists)
         columns = columns or _first(file, list(value), n)
         place = f"{file.path}: line {line}"
         values, names = [value[key] for key in _present(place, columns, value)], columns
@@ -422,6 +425,16 @@ def _first(file: File, names: Sequence[str], n: int) -> tuple[str, ...]:
     if len(names) < n:
         raise InputError(f"{file.path}: {_columns(names)} ({', '.join(names)}), and {n} are needed")
     return tuple(names[:n])
+
+
+def _refuse_more(place: str, cells: Sequence[str], n: int, asked: bool) -> None:
+    """Of more columns than are needed, nobody knows which is the label."""
+    if asked and len(cells) > n:
+        first = ", ".join(cell if len(cell) <= 20 else f"{cell[:19]}…" for cell in cells)
+        raise InputError(
+            f"{place} has {_columns(cells)} ({first}), and a text and its label are {n}; say which: columns ="
+            ' ["NAME", "NAME"] of a header, or their places ["1", "2"]'
+        )
 
 
 def _columns(cells: Sequence[str]) -> str:

@@ -17,7 +17,8 @@ import torch
 from regard import __version__
 from regard.data.readers import COMPRESSED, File
 from regard.data.store import sha256
-from regard.model import SHIPPED, Model
+from regard.files import SHIPPED
+from regard.model import Model
 from regard.schema import InputError
 
 # ---------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard import __version__
-from regard.schema import InputError, Node
+from regard.schema import InputError, Node, suggest
 
 SAMPLES = 1000
 SEED = 12345  # sacreBLEU's own: its intervals and p-values are then ours
@@ -164,6 +164,9 @@ def moses_bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]], l
     (100, 'nrefs:1|bs:1000|seed:12345|case:lc|eff:no|tok:moses-en-sacremoses-...|smooth:exp|version:2...')
     """
     moses = _package("sacremoses")
+    known = sorted({*moses.corpus.NonbreakingPrefixes().available_langs.values(), "zh", "ja", "ko"})
+    if language not in known:
+        raise InputError(f"language ({language}): Moses' tokenizer does not know it; {suggest(language, known)}")
     tokenizer = moses.MosesTokenizer(lang=language)
 
     def tokenised(texts: Sequence[str]) -> list[str]:

@@ -38,6 +38,7 @@ from regard.train import checkpoint, tasks, tune
 from regard.train.compiled import compiled
 from regard.train.distributed import World, gathered, local, scattered
 from regard.train.loader import Loader, Update
+from regard.train.muon import matrices
 from regard.train.optim import Optimizer, learning_rate
 from regard.train.run import Run
 from regard.train.watch import Watch, shown
@@ -64,6 +65,8 @@ class Trainer:
         self.config = model_config(recipe.model, **data.counts())
         if world.shard and data.task == "match":
             raise InputError("--shard: not for match, whose temperature is a single number; leave it out")
+        if world.shard and recipe.train.optimizer == "muon":
+            raise InputError("--shard: not with train.optimizer ('muon'), which needs whole matrices; leave one out")
         recipe = settled(recipe, self.config, world.device)
         self.recipe, self.data, self.run, self.world, self.watch = recipe, data, run, world, watch
         self.train, self.device = recipe.train, world.device
@@ -99,7 +102,8 @@ class Trainer:
         self.weights = local(self.parameters.items())
         moves = {name: self.weights[name] for name, w in self.parameters.items() if w.requires_grad}
         shares = {name: self.train.layer_decay ** tune.distance(name, self.config) for name in moves}
-        self.optimizer = Optimizer(moves, self.train, shares)
+        muon = matrices(self.model) if self.train.optimizer == "muon" else {}
+        self.optimizer = Optimizer(moves, self.train, shares, muon)
         self.average = {n: w.detach().clone() for n, w in self.weights.items()} if self.train.ema else {}
 
         # Where it stands: all that a checkpoint holds beside tensors.
@@ -204,7 +208,7 @@ class Trainer:
             elif weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
         if keep and not self.world.shard:
-            self.optimizer.adam.zero_grad(set_to_none=False)
+            self.optimizer.clear()
 
     def _count(self, total: Tensor, wanted: int, norm: Tensor, finite: Tensor) -> None:
         """Keep the books on the device; nothing is read here."""
@@ -228,6 +232,8 @@ class Trainer:
                         self._check_finite()
                     if self._due(self.train.log_every):
                         self._log(loader)
+                    elif self.device.type == "cpu":  # to look is no wait there
+                        self.watch.show(self._line(loader))
                     if self._due(self.train.valid_every):
                         self.validate()
                     stop = self._asked_to_stop()
@@ -286,12 +292,12 @@ class Trainer:
         self.pace = time.perf_counter(), loader.waited
         self.tokens = 0
 
-    def _log(self, loader: Loader) -> None:
-        """A line of metrics: the only place where the loop waits for the device."""
-        total, count, skipped, _, all_skipped = self.sums.tolist()
+    def _line(self, loader: Loader) -> dict[str, Any]:
+        """What there is to say since the last line. It waits for the device."""
+        total, count, skipped, *_ = self.sums.tolist()
         begun, waited = self.pace
         took = time.perf_counter() - begun
-        line = {
+        return {
             "step": self.number,
             "kind": "train",
             "loss": total / count if count else None,
@@ -302,9 +308,13 @@ class Trainer:
             "waited": (loader.waited - waited) / took,
             "seconds": self._elapsed(),
         }
+
+    def _log(self, loader: Loader) -> None:
+        """A line of metrics: the only place where the loop waits for a GPU."""
+        line, all_skipped = self._line(loader), int(self.sums[4])
         self.sums[:3] = 0
         self._note(line)
-        self.watch.logged(line, int(all_skipped))
+        self.watch.logged(line, all_skipped)
         self._begin_pace(loader)
 
     def _elapsed(self) -> float:

@@ -66,10 +66,11 @@ def memory(
     accumulates: bool = False,
     passes: int = 1,
     trained: int | None = None,
+    by_muon: int = 0,
 ) -> Memory:
-    """What training keeps on a device: float32 weights and gradients, AdamW's two numbers a weight (and one more for a
-    moving average), what the pieces keep, and the loss. Gradients and AdamW's numbers are of the weights that are
-    ``trained``, all unless told.
+    """What training keeps on a device: float32 weights and gradients, AdamW's two numbers a weight, or Muon's one (and
+    one more for a moving average), what the pieces keep, and the loss. Gradients and those numbers are of the weights
+    that are ``trained``, all unless told, ``by_muon`` some of them.
 
     Over several devices the first three are sharded (FSDP). What a block needs is then gathered, two blocks at a time,
     in the precision of the products, beside what is in no block: an estimate.
@@ -94,7 +95,7 @@ def memory(
         weights=weights,
         # Parts of a batch that add up do so before they are shared out.
         gradients=4 * moving / (1 if accumulates else devices),
-        optimizer=(8 * moving + 4 * averaged * n) / devices,
+        optimizer=(8 * moving - 4 * by_muon + 4 * averaged * n) / devices,
         activations=passes * whole.kept,
         loss=loss_memory(config, load, passes),
         accumulates=accumulates,
@@ -133,13 +134,36 @@ def trained_parameters(config: ModelConfig, train: Train) -> int | None:
 
 def lora_parameters(config: ModelConfig, tower: c.Stack, rank: int) -> int:
     """Of LoRA beside one block: ``rank`` times what goes into and what comes out of each of its matrices."""
+    return rank * sum(comes + goes for comes, goes in block_matrices(config, tower))
+
+
+def muon_parameters(config: ModelConfig, train: Train) -> int:
+    """How many weights are moved by Muon: the matrices of the blocks that are trained.
+
+    >>> from regard import presets
+    >>> muon_parameters(presets.gpt2(), Train(steps=1, optimizer="muon"))
+    84934656
+    """
+    if train.optimizer != "muon":
+        return 0
+    left, moving = MOST_LAYERS if train.train_last is None else train.train_last, 0
+    for tower in (config.decoder, config.encoder, config.text):  # from the top down
+        if isinstance(tower, c.Stack):
+            painted = config.head.n_layers if isinstance(config.head, c.Codes) else 0  # by as many blocks of the kind
+            moving += (min(left, tower.n_layers) + painted) * sum(a * b for a, b in block_matrices(config, tower))
+        left -= min(left, 0 if tower is None else tower.n_layers)
+    return moving
+
+
+def block_matrices(config: ModelConfig, tower: c.Stack) -> list[tuple[int, int]]:
+    """The widths of what goes into each matrix of a block, and of what comes out."""
     d, (key, value) = tower.d_model, tower.head_widths
     h, g = tower.n_heads, tower.n_kv_heads or tower.n_heads
     q, kv, up = h * key, g * (key + value), tower.d_ff * (2 if tower.activation == "swiglu" else 1)
-    widths = [d + q + kv, h * value + d, d + up, tower.d_ff + d]
+    found = [(d, q + kv), (h * value, d), (d, up), (tower.d_ff, d)]
     if tower is config.decoder and config.encoder is not None:
-        widths += [d + q, config.encoder.d_out + kv, h * value + d]
-    return rank * sum(widths)
+        found += [(d, q), (config.encoder.d_out, kv), (h * value, d)]
+    return found
 
 
 def loss_memory(config: ModelConfig, load: Load, passes: int = 1) -> float:
@@ -211,6 +235,7 @@ class Plan:
     tokens: float | None
     flops: float  # a second and GPU
     images: bool = False  # whether a row is an image, and its tokens are positions in it
+    assumed: tuple[str, ...] = ()  # of the model, for only the data says
 
     @property
     def whole(self) -> Piece:
@@ -246,6 +271,7 @@ class Plan:
         return {
             "shape": self.config.shape,
             "parameters": self.whole.parameters,
+            "assumed": list(self.assumed),
             "row_tokens": self.row_tokens,
             "parts": {
                 piece.part: {
@@ -291,6 +317,7 @@ def plan(
     tokens: float | None = None,
     steps: bool = False,
     flops: float = SUSTAINED,
+    assumed: tuple[str, ...] = (),
 ) -> Plan:
     """What it takes to train a model as a recipe says, on one GPU and on several that share the weights out (FSDP).
     For how many ``tokens``, or with ``steps`` for as many updates as the recipe says.
@@ -322,6 +349,7 @@ def plan(
         "accumulates": train.micro_batches > 1,
         "passes": passes,
         "trained": trained_parameters(config, train),
+        "by_muon": muon_parameters(config, train),
     }
 
     def site(n: int) -> Site:
@@ -344,6 +372,7 @@ def plan(
         tokens=budget * float(train.steps) if tokens is None and steps else tokens,
         flops=flops,
         images=images,
+        assumed=assumed,
     )
 
 
@@ -385,6 +414,8 @@ def _most_rows(config: ModelConfig, load: Load, limit: float, **how: Any) -> int
 def _page(plan: Plan) -> Iterator[RenderableType]:
     layers = " + ".join(str(tower.n_layers) for tower in towers(plan.config))
     yield Text(f"{plan.config.shape}, {layers} layers, {plan.whole.parameters:,} parameters", style="bold")
+    if plan.assumed:
+        yield Text(f"Assumed, for only the data says: {' and '.join(plan.assumed)}.", style="dim")
 
     yield Text(f"\nFLOPs a token ({_token(plan)}), rows of {plan.row_tokens:,}", style="bold")
     table = _table("", "parameters", "forward", "training")
@@ -402,8 +433,9 @@ def _page(plan: Plan) -> Iterator[RenderableType]:
     table.add_row("products in", *(precision for _, precision in columns))
     unit, each = ("images", plan.row_tokens) if plan.images else ("tokens", 1)
     table.add_row(unit, *(f"{site.rows:,} x {plan.row_tokens:,}" for site, _ in columns))
+    told = _megabytes if max(site.memory[p].peak for site, p in columns) < 1e9 else _gigabytes
     for kind in ("weights", "gradients", "optimizer", "activations", "loss", "peak"):
-        table.add_row(kind, *(_gigabytes(getattr(site.memory[p], kind)) for site, p in columns))
+        table.add_row(kind, *(told(getattr(site.memory[p], kind)) for site, p in columns))
     most = (site.most_tokens[p] // each for site, p in columns)
     table.add_row(f"most {unit}", *(f"{n:,}" if n else "none" for n in most))
     yield table
@@ -462,6 +494,10 @@ def _gigabytes(number: float) -> str:
     return f"{number / 1e9:,.{2 if number < 99.995e9 else 0}f} GB"
 
 
+def _megabytes(number: float) -> str:
+    return f"{number / 1e6:,.1f} MB"
+
+
 def _work(flops: float) -> str:
     days = flops / PETAFLOP_DAY
     return f"{flops:.3g} = {f'{days:,.0f}' if days >= 100 else f'{days:.3g}'} petaflop/s-days"
@@ -471,4 +507,4 @@ def _days(days: float) -> str:
     for size, unit in ((1, "days"), (24, "hours"), (24 * 60, "minutes")):
         if days * size >= 1.95:
             return f"{days * size:,.1f} {unit}"
-    return f"{days * 86_400:,.1f} seconds"
+    return f"{days * 86_400:,.1f} seconds" if days * 86_400 >= 0.95 else "less than a second"

@@ -87,20 +87,23 @@ class Watch:
         if self.progress is not None:
             self.progress.update(self.task, completed=number)
 
+    def show(self, line: dict[str, Any], skipped: int = 0) -> None:
+        """What the bar says beside the step."""
+        if self.progress is not None:
+            loss, rate = _loss_and_rate(line, skipped)
+            self.progress.update(self.task, loss=loss, rate=rate, lr=f"{line['lr']:.2e}")
+
     def logged(self, line: dict[str, Any], skipped: int) -> None:
         """Show a line of metrics; in a pipe no more than one every few seconds."""
-        loss = "-" if line["loss"] is None else f"{line['loss']:.4f}"
-        speed = "images_per_second" if "images_per_second" in line else "tokens_per_second"
-        rate = f"{line[speed]:,.0f} {'images' if speed.startswith('images') else 'tok'}/s"
-        said = f"{rate}, {skipped} skipped" if skipped else rate
+        loss, said = _loss_and_rate(line, skipped)
         if self.progress is not None:
-            self.progress.update(self.task, loss=loss, rate=said, lr=f"{line['lr']:.2e}")
+            self.show(line, skipped)
         elif not self.quiet and (time.monotonic() - self.last > 5 or line["step"] == self.steps):
             self.last = time.monotonic()
             left = (self.steps - line["step"]) * line["seconds"] / line["step"]
             self.say(f"step {line['step']}/{self.steps}  loss {loss}  lr {line['lr']:.2e}  {said}  {_clock(left)} left")
         if self.writer is not None:
-            for name in ("loss", "lr", "gradient", speed, "waited"):
+            for name in ("loss", "lr", "gradient", _speed(line), "waited"):
                 if line[name] is not None:
                     self.writer.add_scalar(f"train/{name}", line[name], line["step"])
 
@@ -129,6 +132,16 @@ class Watch:
         self.say(f"done: {step} steps in {_clock(seconds)}; {run.weights} has {chosen}{scores and f': {scores}'}")
         if not drawn:
             self.say("no curves.png: pip install 'regard[plots]' brings what draws it")
+
+
+def _speed(line: dict[str, Any]) -> str:
+    return "images_per_second" if "images_per_second" in line else "tokens_per_second"
+
+
+def _loss_and_rate(line: dict[str, Any], skipped: int) -> tuple[str, str]:
+    loss, speed = line["loss"], _speed(line)
+    rate = f"{line[speed]:,.0f} {'images' if speed.startswith('images') else 'tok'}/s"
+    return "-" if loss is None else f"{loss:.4f}", f"{rate}, {skipped} skipped" if skipped else rate
 
 
 def shown(scores: dict[str, float]) -> str:
