@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any
@@ -302,14 +302,29 @@ class Gate:
 
 def _problems(error: RequestValidationError) -> str:
     """The first thing that is wrong with a body, in one line."""
-    first = error.errors()[0]
+
+    def place(one: Any) -> list[int | str]:
+        return [*_place(one["loc"][1:], error.body, missing=one["type"] == "missing")]
+
+    # Of a value that may be of several kinds, what is wrong with the kind that it is, before that it is no other kind.
+    first = max(error.errors(), key=lambda one: (not one["type"].endswith("_type"), len(place(one))))
     if first["type"] == "model_attributes_type" and first["loc"] == ("body",):
         return "the body must be a JSON object, sent with the header Content-Type: application/json"
     if first["type"] == "json_invalid":
         return f"the body is not JSON from character {first['loc'][-1]} on: {first['ctx']['error']}"
-    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    where = ".".join(map(str, place(first)))
     given = "" if first["type"] == "missing" or not where else f" ({_short(repr(first['input']))})"
     return f"{where or 'the body'}{given}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+
+
+def _place(parts: Sequence[int | str], body: Any, *, missing: bool) -> Iterator[int | str]:
+    """The keys and numbers that lead to a value, without the names that pydantic has for kinds of it."""
+    for i, part in enumerate(parts):
+        if (isinstance(body, dict) and part in body) or (isinstance(body, list) and isinstance(part, int)):
+            body = body[part]  # type: ignore[index]
+            yield part
+        elif missing and i == len(parts) - 1:
+            yield part
 
 
 def _short(text: str, most: int = 40) -> str:
