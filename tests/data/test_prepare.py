@@ -681,6 +681,10 @@ def test_a_change_to_a_recipe_goes_into_it(regard):
         regard("prepare", "--task", "generate", "--train", "a.txt")[2]
         == "error: --out: missing; say where the data directory goes: --out data/NAME\n"
     )
+    assert (
+        regard("prepare", "--task", "generate", "--train", "a.txt", "--out", "out", "max_tokens=200")[2]
+        == "error: max_tokens: is no change of the data; write data.KEY=VALUE: data.max_tokens=200\n"
+    )
     code, out, err = regard("prepare", "r.toml", "data.tokenizer.kind=characters")
     assert (code, err) == (0, "")
     assert out.startswith("data/r: generate\n")

@@ -359,7 +359,10 @@ def test_texts_that_cannot_be_scored_are_refused(tmp_path):
     )
     assert refused("short", "good").startswith("short has 1 lines and good 2: ")
     assert refused("good", "empty") == refused("empty", "good") == "empty: the file is empty"
-    assert refused("good", "zeros") == "zeros: line 2 has a zero byte, which no text has; give a text file"
+    assert (
+        refused("good", "zeros")
+        == "zeros: line 2 has a zero byte, which no text has; UTF-16 is to be converted to UTF-8"
+    )
     assert refused("latin", "good") == (
         "latin: line 2 is not valid UTF-8 (byte 0xfc after 1); convert the file to UTF-8"
     )

@@ -13,7 +13,7 @@ import ready
 import toy
 from regard import load, presets
 from regard import recipe as recipes
-from regard.config import InputError, Recurrent
+from regard.config import ConfigError, InputError, Recurrent
 from regard.nn import Transformer
 from regard.train import loop
 from regard.train.compare import _check_alike, compare
@@ -202,6 +202,13 @@ def test_other_data_or_another_budget(work, change, says, monkeypatch):
         compare(["attends.json", write(work, "other.json", change)], "never")
     assert says in str(caught.value)
     assert not (work / "never").exists()
+
+
+def test_it_is_said_which_recipe_has_a_mistake(work, monkeypatch):
+    monkeypatch.chdir(work)
+    wrong = write(work, "wrong.json", lambda t: t["train"].update(lr=-1.0))
+    with pytest.raises(ConfigError, match=r"^wrong.json: train: lr \(-1.0\) must be at least 0"):
+        compare(["attends.json", wrong], "never")
 
 
 def test_changes_are_for_all(work, monkeypatch):

@@ -18,6 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -65,12 +66,12 @@ def lines_of(files: list[str]) -> Iterator[str]:
     """The lines of files, one after another; of standard input as they come."""
     from pathlib import Path
 
-    from regard.data.readers import File
+    from regard.data.readers import File, checked
 
     opened = {name: File(Path(name)) for name in files if name != "-"}  # one that is missing is missed at once
     for name in files:
         if name != "-":
-            yield from (_text(name, *line) for line in opened[name].lines())
+            yield from (checked(name, *line) for line in opened[name].lines())
             continue
         if sys.stdin is None:
             raise InputError("standard input: is closed; give texts, or --file")
@@ -83,13 +84,7 @@ def lines_of(files: list[str]) -> Iterator[str]:
                     text = line.decode().rstrip("\r\n")
                 except UnicodeDecodeError:
                     raise InputError(f"standard input: line {number} is not valid UTF-8; convert it to UTF-8") from None
-                yield _text("standard input", number, text.removeprefix("\ufeff") if number == 1 else text)
-
-
-def _text(name: str, number: int, line: str) -> str:
-    if "\0" in line:
-        raise InputError(f"{name}: line {number} has a zero byte, as no text has; UTF-16 is to be converted to UTF-8")
-    return line
+                yield checked("standard input", number, text.removeprefix("\ufeff") if number == 1 else text)
 
 
 def load(name: str, device: str | None, precision: str | None, *tasks: str, int8: bool = False) -> Any:

@@ -61,6 +61,8 @@ def prepare(
         if out is None:
             raise InputError("--out: missing; say where the data directory goes: --out data/NAME")
         changed = recipes.parse_changes([*([recipe] if recipe else ()), *(changes or ())])
+        if strange := sorted(changed.keys() - {"data"}):
+            raise InputError(f"{strange[0]}: is no change of the data; write data.KEY=VALUE: data.max_tokens=200")
         data = from_dict(recipes.Data, merge({"data": options}, changed)["data"])
 
     from regard.data.prepare import prepare as prepare_data

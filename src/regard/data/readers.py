@@ -215,6 +215,15 @@ class _Zstandard(io.RawIOBase):
         return n
 
 
+def checked(name: object, number: int, line: str) -> str:
+    """A line to be read as text, which has no zero bytes."""
+    if "\0" in line:
+        raise InputError(
+            f"{name}: line {number} has a zero byte, which no text has; UTF-16 is to be converted to UTF-8"
+        )
+    return line
+
+
 def optional(module: str, what: str) -> Any:
     """A module of the extra ``files``."""
     try:

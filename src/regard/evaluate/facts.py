@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from regard import __version__
-from regard.data.readers import COMPRESSED, File
+from regard.data.readers import COMPRESSED, File, checked
 from regard.data.store import sha256
 from regard.files import SHIPPED
 from regard.model import Model
@@ -45,12 +45,7 @@ def read_texts(source: str | Path, references: Iterable[str | Path]) -> tuple[li
 
 
 def _lines(path: str | Path) -> list[str]:
-    lines: list[str] = []
-    for number, line in File(Path(path)).lines():
-        if "\0" in line:
-            raise InputError(f"{path}: line {number} has a zero byte, which no text has; give a text file")
-        lines.append(line)
-    return lines
+    return [checked(path, number, line) for number, line in File(Path(path)).lines()]
 
 
 def set_name(source: str | Path) -> str:

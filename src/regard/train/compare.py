@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from regard import recipe as recipes
-from regard.config import InputError, ModelConfig
+from regard.config import ConfigError, InputError, ModelConfig
 from regard.data.prepare import prepare
 from regard.data.store import DataDir
 from regard.data.summary import progress_bar
@@ -49,7 +49,7 @@ def compare(
     Traceback (most recent call last):
     regard.schema.InputError: one.toml: nothing to compare with; give at least two
     """
-    given = {Path(path): recipes.read(path, changes) for path in _checked(paths)}
+    given = {path: _read(path, changes) for path in _checked(paths)}
     given = {path: recipe.replace(train=_translating(recipe.train)) for path, recipe in given.items()}
     _check_alike(given)
     check_packages()
@@ -73,6 +73,15 @@ def compare(
 
 # ---------------------------------------------------------------------------------------
 # What must be alike
+
+
+def _read(path: Path, changes: Sequence[str]) -> Recipe:
+    """A recipe; of several, it is said which has a mistake."""
+    try:
+        return recipes.read(path, changes)
+    except ConfigError as error:
+        told = (problem if problem.startswith(str(path)) else f"{path}: {problem}" for problem in error.problems)
+        raise ConfigError(told) from None
 
 
 def _checked(paths: Sequence[str | Path]) -> list[Path]:
