@@ -156,6 +156,7 @@ def main() -> None:
     parser.add_argument("--row-tokens", type=int, default=5120 if cuda else 1024)
     parser.add_argument("--padded", action="store_true", help="measure the layout of a text a row as well")
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--without", help="no peer whose name has this in it: compiled")
     args = parser.parse_args()
     device, data = torch.device(args.device), DataDir(args.data)
     work = SMALL if args.small else BASE
@@ -192,6 +193,8 @@ def main() -> None:
     if args.peers:
         for compile in (False, True) if args.compile else (False,):
             name = f"transformers Marian, {'compiled' if compile else 'eager'}"
+            if args.without and args.without in name:
+                continue
             rate, waited = marian_loop(data, work, train, device, args.steps, compile)
             row(name, rate, f"waited for batches {waited:.2%} of the time")
     row("regard, synthetic, again", synthetic(work, device, args.compile, args.steps // 4))

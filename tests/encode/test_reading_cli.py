@@ -225,8 +225,12 @@ def test_a_table_is_read_by_the_columns_that_were_trained_on(run, work):
     """What evaluate scores of a file is what classify and tag label of it; labels are not read, nor needed."""
     texts = ["the dog runs", "a cat, old", "two birds"]
     _, wanted, _ = run("classify", "run-classify", *texts)
-    (work / "bare.csv").write_text('the dog runs,good\n"a cat, old",bad\n,\ntwo birds,good\n')
-    assert run("classify", "run-classify", "--file", "bare.csv")[1] == wanted
+    (work / "bare.csv").write_text('the dog runs,good\n"a cat, old",bad\n,\n,bad\ntwo birds,good\n,,,\n')
+    assert run("classify", "run-classify", "--file", "bare.csv") == (
+        0,
+        wanted,
+        "bare.csv: 3 rows without text, left out\n",
+    )
     facts = json.loads((work / "run-classify/config.json").read_text())
     shutil.copytree(work / "run-classify", work / "run-named")
     facts["recipe"]["data"]["columns"] = ["review", "verdict"]
@@ -238,12 +242,39 @@ def test_a_table_is_read_by_the_columns_that_were_trained_on(run, work):
     _, wanted, _ = run("classify", "run-pairs", "--pairs", "the dog runs\tit sleeps", "a cat\ta bird")
     (work / "pairs.csv").write_text("the dog runs,it sleeps,good\na cat,a bird,bad\n")
     assert run("classify", "run-pairs", "--file", "pairs.csv")[1:] == (wanted, "")
+    (work / "gaps.csv").write_text("the dog runs,it sleeps,good\na cat,,bad\na cat,a bird,bad\n")
+    assert run("classify", "run-pairs", "--file", "gaps.csv") == (0, wanted, "gaps.csv: 1 row without text, left out\n")
     _, told, _ = run("classify", "run-pairs", "--file", "pairs.csv", "--json")
     assert json.loads(told.splitlines()[0])["text"] == ["the dog runs", "it sleeps"]
     _, wanted, _ = run("tag", "run-tag", "the dog runs", "a cat")
     for name in ("words.conll", "words.tsv"):
         (work / name).write_text("the\tO\ndog\tB-X\nruns\tO\n\na\tO\ncat\tB-X\n")
         assert run("tag", "run-tag", "--file", name)[1] == wanted
+    (work / "bare.conll").write_text("the\ndog\nruns\n\na\ncat\n")
+    assert run("tag", "run-tag", "--file", "bare.conll")[1] == wanted
+
+
+def test_a_prompt_reads_other_columns_than_the_language_model_did(run, work):
+    how = ("--shots", 0, "--labels", "good,bad")
+    _, wanted, _ = run("classify", "run-generate", "the dog runs", "a cat", *how)
+    shutil.copytree(work / "run-generate", work / "run-titled")
+    facts = json.loads((work / "run-titled/config.json").read_text())
+    facts["recipe"]["data"]["columns"] = ["title"]
+    (work / "run-titled/config.json").write_text(json.dumps(facts))
+    (work / "shown.csv").write_text("the dog runs,good\na cat,bad\n")
+    assert run("classify", "run-titled", "--file", "shown.csv", *how)[1] == wanted
+
+
+def test_a_long_text_is_no_file(run, work):
+    long = "the dog runs? " * 50
+    code, out, _ = run("classify", "run-classify", long)
+    assert (code, out.count("\n")) == (0, 1)
+
+
+def test_every_file_is_looked_for_before_any_is_read(run, work):
+    code, out, err = run("classify", "run-classify", "--file", "texts.txt", "--file", "none.txt")
+    assert (code, out) == (2, "")
+    assert err == "error: none.txt: cannot be read (No such file or directory)\n"
 
 
 def test_what_comes_before_a_mistake_is_answered(run, work):

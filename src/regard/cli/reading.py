@@ -247,29 +247,45 @@ def _check_texts(texts: list[str] | None, file: list[str] | None) -> None:
 
 def _check_no_files(texts: list[str] | None) -> None:
     """Nobody wants a label for the name of a file."""
-    from pathlib import Path
+    import os
 
     for text in texts or ():
-        if Path(text).suffix and Path(text).is_file():
+        if "." in text and os.path.isfile(text):
             raise InputError(f"{text}: is a file; to read the texts in it, say --file {text}")
 
 
 def _texts(
     texts: list[str] | None, file: list[str] | None, model: Any = None, columns: str | None = None, n: int = 1
 ) -> Iterator[Any]:
-    """Texts, or the lines of files; of a table what a model for labels reads of its columns."""
+    """Texts, or the lines of files; of a table what a model for labels reads of its columns. Before any file is read
+    all are there, and of a kind that can be."""
     if texts:
-        yield from texts
-        return
-    for name in file or ["-"]:
-        if name == "-" or not (kind := _table_kind(name)):
-            yield from _none_empty(lines_of([name]), "line")
-        elif model is None or (kind == "conll" and model.task != "tag"):
-            raise InputError(f"{name}: is a table, and a text is a line here; cut the column of texts out of it")
-        else:
-            from regard.evaluate.labelled import read_texts
+        return iter(texts)
+    kinds = [(name, "" if name == "-" else _table_kind(name)) for name in file or ["-"]]
+    from regard.encode.images import reads_images
 
-            yield from read_texts(model, name, columns.split(",")[:-1] if columns else (), n=n)
+    what = "a text" if model is None or not reads_images(model) else "the path of an image"
+    for name, kind in kinds:
+        if kind and (model is None or what != "a text" or (kind == "conll" and model.task != "tag")):
+            raise InputError(f"{name}: is a table, and {what} is a line here; cut the column of them out of it")
+    wanted = columns.split(",")[:-1] if columns else ()
+
+    def read(name: str, kind: str) -> Iterator[Any]:
+        if not kind:
+            yield from _none_empty(lines_of([name]), f"{name}: line" if len(kinds) > 1 else "line")
+            return
+        from regard.evaluate.labelled import read_texts
+
+        left_out = 0
+        for text in read_texts(model, name, wanted, n=n):
+            if text is None:
+                left_out += 1
+            else:
+                yield text
+        if left_out:
+            print(f"{name}: {left_out:,} row{'s' if left_out > 1 else ''} without text, left out", file=sys.stderr)
+
+    return (text for name, kind in kinds for text in read(name, kind))
 
 
 def _table_kind(name: str) -> str:

@@ -282,14 +282,16 @@ def _documents(file: File, data: recipe.Data) -> Iterator[tuple[int, tuple[str, 
             yield line, ("\n".join(gathered), begins)
 
 
-def conll(file: File, columns: tuple[str, ...]) -> Iterator[tuple[int, tuple[list[str], list[str]]]]:
-    """A word a line, a blank line after each sentence."""
+def conll(
+    file: File, columns: tuple[str, ...], *, tagged: bool = True
+) -> Iterator[tuple[int, tuple[list[str], list[str]]]]:
+    """A word a line, a blank line after each sentence. Not ``tagged``, there need be nothing but words."""
     if file.format not in ("text", "tsv"):
         raise InputError(f"{file.path}: tags are read from conll files: a word and its tag a line, blank between")
     if any(not column.isdigit() for column in columns):
         raise InputError(f"columns ({', '.join(columns)}): conll files have no header; give numbers, from 1")
     word, tag = (int(column) - 1 for column in columns) if columns else (0, -1)
-    least = 1 + max(word, tag, 1)
+    least = 1 + (max(word, tag, 1) if tagged else word)
     words: list[str] = []
     tags: list[str] = []
     begin = 0
@@ -300,7 +302,7 @@ def conll(file: File, columns: tuple[str, ...]) -> Iterator[tuple[int, tuple[lis
                 raise InputError(f"{file.path}: line {line} has {_columns(cells)}, and column {least} is needed")
             begin = begin if words else line
             words.append(cells[word])
-            tags.append(cells[tag])
+            tags += [cells[tag]] if tagged else []
         elif words:
             yield begin, (words, tags)
             words, tags = [], []
@@ -332,11 +334,12 @@ def table(
         wanted = [header.index(column) for column in _present(str(file.path), columns, header)]
     least = 1 + max(wanted)
     for line, cells in read:
+        if not "".join(cells).strip():
+            yield line, ("",) * len(wanted)
+            continue
         _refuse_more(f"{file.path}: line {line}", cells, n, label and not columns and not lists)
         if len(cells) >= least:
             yield line, tuple([cells[i] for i in wanted])
-        elif not "".join(cells).strip():
-            yield line, ("",) * n
         else:
             raise InputError(f"{file.path}: line {line} has {_columns(cells)}, and column {least} is needed")
 

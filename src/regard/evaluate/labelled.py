@@ -235,15 +235,17 @@ def read_examples(model: Model, file: str | Path, columns: Sequence[str] = ()) -
 def read_texts(model: Model, file: str | Path, columns: Sequence[str] = (), *, n: int = 1) -> Iterator[Any]:
     """What a model is to label of a file that has columns, which need not be labelled: the columns that are named, or
     the texts that the model was trained on, or the first n. Several texts are a tuple, words to tag stand between
-    spaces."""
+    spaces, and None for a row without one of them, which :func:`read_examples` leaves out."""
     trained = tuple(trained_on(model).get("columns", ()))
     if model.task == "tag":
-        yield from (" ".join(words) for _, (words, _) in conll(File(Path(file)), trained))
+        yield from (" ".join(words) for _, (words, _) in conll(File(Path(file)), trained, tagged=False))
         return
-    names = tuple(columns) or trained[:-1]
+    names = tuple(columns) or (trained[:-1] if model.task == "classify" else ())
     for _, texts in readers.table(File(Path(file)), names, len(names) or n, label=False):
-        if any(text.strip() for text in texts):
+        if all(text.strip() for text in texts):
             yield texts[0] if len(texts) == 1 else texts
+        else:
+            yield None
 
 
 def read_rows(
