@@ -12,7 +12,7 @@ from sacrebleu.significance import PairedTest
 import toy
 from regard.config import InputError
 from regard.evaluate import bleu, chrf, difference, moses_bleu
-from regard.evaluate.scores import SAMPLES
+from regard.evaluate.scores import SAMPLES, check_language
 
 METRICS = {"BLEU": (bleu, sacrebleu.BLEU), "chrF2": (chrf, sacrebleu.CHRF)}
 
@@ -115,9 +115,12 @@ def test_moses_does_not_split_at_dashes():
     assert moses_bleu(["dark-haired & so on"], [["dark-haired & so on"]]).counts[0, 0] == 4  # words
 
 
-def test_a_language_that_moses_does_not_know_is_refused():
-    with pytest.raises(InputError, match=r"language \(xx\): Moses' tokenizer does not know it; known: as, bn"):
-        moses_bleu(["a"], [["a"]], "xx")
+def test_what_is_no_language_is_refused():
+    """One that Moses has no abbreviations of is tokenised all the same."""
+    with pytest.raises(InputError, match=r"language \(german\) must be the code of one"):
+        check_language("german")
+    check_language("tr")
+    assert moses_bleu(["bir kedi."], [["bir kedi."]], "tr").counts[0, 0] == 3
 
 
 def test_the_language_matters():

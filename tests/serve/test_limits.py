@@ -50,6 +50,7 @@ def test_health_metrics_and_description(client):
         ("/translate", {"model": "writer", "texts": "a"}, 422, "was trained to generate, not to translate"),
         ("/translate", {"model": "translator", "texts": "a" * 20_001}, 422, "the texts have 20,001 characters, more than 20,000; send fewer at once"),
         ("/generate", {"model": "writer", "prompts": "a", "max_new_tokens": 1_025}, 422, "1,025 tokens are asked for, more than 1,024; ask for fewer"),
+        ("/translate", {"model": "translator", "texts": "a", "min_length": 1_025}, 422, "1,025 tokens are asked for, more than 1,024; ask for fewer"),
         ("/generate", {"model": "writer", "prompts": "\ud800"}, 422, ""),
         ("/fill", {"model": "filler", "texts": "a dog"}, 422, "has no [MASK]"),
         ("/fill", {"model": "tagger", "texts": "a [MASK]"}, 422, "was trained to tag, not to fill"),

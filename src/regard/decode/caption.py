@@ -67,7 +67,7 @@ def caption(model: Model, images: Sequence[Any], *, progress: Progress | None = 
 def asked(model: Model, pixels: Tensor, how: Decoding, before: int = 0) -> dict[str, Any]:
     """What is asked of a search for some images, after so many others."""
     writes, room = model.tokenizer, getattr(model.config.decoder, "position_limit", None)
-    longest = how.max_length or model.longest
+    longest = how.max_length or max(model.longest, how.min_length)
     return {
         "prompt": torch.full((len(pixels), 1), writes.start, device=model.device),
         "memory": model.net.encode(pixels),

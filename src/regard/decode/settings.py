@@ -70,6 +70,11 @@ class Decoding(Node):
         if self.max_length is not None and self.max_length < self.min_length:
             yield f"max_length ({self.max_length}) must be at least min_length ({self.min_length})"
 
+    @property
+    def asked_for(self) -> int:
+        """Tokens that it says it wants: at the most, or else at the least."""
+        return self.max_length or self.min_length
+
     def norm(self, n: Any) -> Any:
         """What the logarithm of the probability of n tokens is divided by: of a number, an array or a tensor."""
         return (n if self.penalty == "plain" else (5 + n) / 6) ** self.length_penalty

@@ -267,16 +267,16 @@ def _search(model: Model, batch: list[Unit], memory: Encoded, how: Decoding) -> 
         unit.found = sequences
 
 
-def longest(unit: Unit) -> int:
-    """Tokens after which its translation ends, where nothing else is said."""
-    return 2 * len(unit.ids) + 16
+def longest(unit: Unit, how: Decoding) -> int:
+    """Tokens after which its translation ends."""
+    return how.max_length or max(2 * len(unit.ids) + 16, how.min_length)
 
 
 def asked(model: Model, batch: Sequence[Unit], memory: Encoded, hows: Sequence[Decoding]) -> dict[str, Any]:
     """What is asked of a search; settings may differ in their seed and their greatest length."""
     writes = model.tokenizer
     room = getattr(model.config.decoder, "position_limit", None)
-    limits = [how.max_length or max(longest(unit), how.min_length) for unit, how in zip(batch, hows, strict=True)]
+    limits = [longest(unit, how) for unit, how in zip(batch, hows, strict=True)]
     empty = [1] * (memory.hidden.shape[0] - len(batch))
     return {
         "prompt": torch.full((memory.hidden.shape[0], 1), writes.start, device=model.device),

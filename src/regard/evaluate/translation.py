@@ -19,7 +19,7 @@ from regard.decode.translate import Progress
 from regard.evaluate import facts
 from regard.evaluate.loss import Likelihood, likelihood
 from regard.evaluate.scorecard import Scorecard, about, table
-from regard.evaluate.scores import Bucket, bleu, check_packages, chrf, moses_bleu
+from regard.evaluate.scores import Bucket, bleu, check_language, check_packages, chrf, moses_bleu
 from regard.model import Model
 from regard.schema import InputError
 
@@ -87,6 +87,7 @@ def evaluate(
     """
     how = Decoding(**options).validate()
     _check(model, sources, references)
+    check_language(language)
     begun = time.perf_counter()
     hypotheses = [
         translation.text for translation in model.translate(sources, whole=True, progress=progress, **options)

@@ -142,7 +142,7 @@ class Translating(Writing):
         return Search(model.net, **translation.asked(model, units, memory, [row.how for row in rows]))
 
     def length(self, row: Row) -> int:
-        return 1 + (row.how.max_length or translation.longest(row.item))
+        return 1 + translation.longest(row.item, row.how)
 
     def finish(self, row: Row, found: list[Found]) -> None:
         row.item.found = found

@@ -22,7 +22,7 @@ def add(app: FastAPI, hall: Hall) -> None:
     async def translate(request: Request, body: Translate) -> Answers:
         served, texts, options = hall.find(body.model), _several(body.texts), body.options("texts")
         how = Decoding(**{name: value for name, value in options.items() if name != "align"}).validate()
-        hall.check(texts, tokens=how.max_length, ways=how.ways)
+        hall.check(texts, tokens=how.asked_for, ways=how.ways)
         found = await hall.work(request, served, lambda: Translating(served.model, texts, **options))
         return Answers(model=served.name, answers=[one.to_dict() for one in found])
 
@@ -64,7 +64,7 @@ def add(app: FastAPI, hall: Hall) -> None:
     async def caption(request: Request, body: bodies.Caption) -> Answers:
         options = body.options("images")
         how = Decoding(**options).validate()
-        hall.check([], tokens=how.max_length, ways=how.ways)
+        hall.check([], tokens=how.asked_for, ways=how.ways)
         return await read(request, body.model, "caption", [decoded(image) for image in body.images], **options)
 
     @app.post("/match", summary="How well images fit texts.", responses=REFUSALS)
