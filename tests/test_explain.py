@@ -228,6 +228,9 @@ def test_a_run_directory_knows_what_the_data_said(tmp_path):
     assert told["model.head.n_labels"] == (5, "from the data")
     assert told["train.steps"] == (7, "recipe")
     assert told["train.seed"] == (1, "default")
+    other = read(str(tmp_path), ["data.tokenizer.kind=bytes", "data.labels=numbers"])  # then it knows no more
+    assert other.model.encoder.input.vocab_size == 256 + len(SPECIAL)
+    assert (other.model.head.n_labels, other.assumed) == (1, ())
 
 
 def test_a_model_that_comes_with_regard_is_known():

@@ -126,6 +126,8 @@ def read(name: str, changes: Sequence[str] = ()) -> Explained:
         presets.preset(name)  # a name that is none says so
         file, lines, given = {}, {}, merge({"model": {"preset": name}}, given)
     table = merge(file, given)
+    if _counts_otherwise(file, table):
+        trained = None
     data, model, train = _read_tables(table, trained)
     origin = _Origin(file, given, lines, {"model": {}, **table}, trained)
     values, sections = [], {}
@@ -154,10 +156,16 @@ def _read_tables(
         return None, presets.resolve(run.model), run.train if "train" in table else None
     if run.needs_model:
         return run.data, None, run.train
-    labels = LABELS if run.data.task in ("classify", "tag") else 0
+    labels = (1 if run.data.labels == "numbers" else LABELS) if run.data.task in ("classify", "tag") else 0
     counts = {"vocab_size": _vocab_size(run.data.tokenizer), "n_labels": labels}
     counts = _counts(trained) if trained else counts
     return run.data, model_config(run.model, **counts, images=run.data.images), run.train
+
+
+def _counts_otherwise(file: dict[str, Any], table: dict[str, Any]) -> bool:
+    """Whether changes are to what decides how many tokens and labels there are."""
+    before, after = file.get("data", {}), table.get("data", {})
+    return any(before.get(name) != after.get(name) for name in ("task", "labels", "tokenizer"))
 
 
 def _counts(model: dict[str, Any]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class Data(Node):
     columns: tuple[str, ...] = ()
     """Names of the columns, or their numbers from 1 where there is no header: source, target; text, label; text, second
     text, label; image, label; image, text; image; word, tag; text; prompt, chosen, rejected. Left out: the first ones,
-    of files without a header (conll: the first and the last)."""
+    of files without a header (conll: the first and the last); for classify there may be no others."""
     labels: Literal["names", "numbers"] = "names"
     """For classify: a label is one of several names, or a number that is to be met as closely as possible."""
     documents: Literal["file", "paragraph", "line"] = "file"

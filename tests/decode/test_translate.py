@@ -324,6 +324,9 @@ def test_a_stream_that_is_closed(work):
         done = subprocess.run(preexec_fn=lambda closed=closed: os.close(closed), **given)
         assert done.returncode == code, done.stderr
         assert ("error: standard input: is closed" in done.stderr) == (code == 2)
+    given = {**command("translate", "nowhere", "a"), "stdout": subprocess.PIPE, "cwd": work, "text": True}
+    done = subprocess.run(preexec_fn=lambda: os.close(2), **given)
+    assert (done.returncode, done.stdout) == (2, "")  # an error is no result
 
 
 def test_a_line_is_answered_before_the_next_one_comes(work, model):

@@ -9,11 +9,13 @@ import torch
 
 from laws.cases import CASES, DECODERS, B, S, build, inputs, lengths_of, memory_of
 from nn.test_steps import PLAIN
+from regard import presets
 from regard.config import ConfigError, InputError, Recurrent, Stack, Vocabulary
 from regard.decode import Decoding, recorded
 from regard.decode.recorded import Recorder
 from regard.decode.search import Search, search
 from regard.decode.ways import Beams, drawn, largest
+from regard.nn import Transformer
 from regard.nn import steps as nn_steps
 
 WRITERS = [name for name, config in DECODERS.items() if isinstance(config.head, Vocabulary)]
@@ -159,6 +161,14 @@ def test_a_beam_is_what_it_says(name, beam, penalty):
             assert [one.ids for one in together[row]] == (ended + ways)[:2]
             n_ended.add(len(ended))
     assert max(n_ended) >= beam
+
+
+def test_more_than_there_are_positions_is_refused():
+    model, prompt = Transformer(presets.tiny_decoder()).eval(), torch.tensor([[1, 2]])
+    limit = model.config.decoder.position_limit
+    with pytest.raises(InputError, match=rf"a cache of {limit + 1} tokens is more than the {limit} positions"):
+        search(model, prompt, end=END, limits=limit - 1, how=Decoding(beam=2))
+    assert search(model, prompt, end=END, limits=limit - 2, how=Decoding(beam=2))
 
 
 def test_worthless_endings_do_not_end_a_search():

@@ -16,9 +16,10 @@ from regard import recipe as recipes
 from regard.config import ConfigError, InputError, Recurrent
 from regard.nn import Transformer
 from regard.train import loop
-from regard.train.compare import _check_alike, compare
+from regard.train.compare import _check_alike, _prepared, compare
 from regard.train.comparison import described
 from regard.train.run import Run
+from regard.train.watch import Watch
 
 STEPS = 7
 
@@ -202,6 +203,20 @@ def test_other_data_or_another_budget(work, change, says, monkeypatch):
         compare(["attends.json", write(work, "other.json", change)], "never")
     assert says in str(caught.value)
     assert not (work / "never").exists()
+
+
+def test_data_that_was_prepared_from_other_files_is_refused(work, tmp_path, monkeypatch):
+    monkeypatch.chdir(work)
+    recipe = recipes.read("attends.json")
+    toy.write(tmp_path, "translate", 37, 5, "train")
+    files = recipe.data.train.replace(source=(str(tmp_path / "train.in"),), target=(str(tmp_path / "train.out"),))
+    recipe = recipe.replace(data=recipe.data.replace(train=files))
+    quiet = Watch(quiet=True)
+    _prepared(tmp_path / "data", recipe, quiet)
+    with (tmp_path / "train.in").open("a") as file:
+        file.write("a dog\n")
+    with pytest.raises(InputError, match=r"train.in: is not what .* was prepared from; .* or choose another --out"):
+        _prepared(tmp_path / "data", recipe, quiet)
 
 
 def test_it_is_said_which_recipe_has_a_mistake(work, monkeypatch):

@@ -322,6 +322,19 @@ def test_skipped_updates_are_told(pairs, tmp_path, monkeypatch):
     assert all(line["loss"] is None or math.isfinite(line["loss"]) for line in run.lines())
 
 
+def test_the_bar_has_a_loss_from_the_first_step_and_never_forgets_what_was_skipped(pairs, tmp_path, monkeypatch):
+    recipe, data = pairs
+    spoil(monkeypatch, {3})
+    told = []
+    monkeypatch.setattr(Watch, "show", lambda watch, line, skipped: told.append((line["step"], line["loss"], skipped)))
+    recipe = recipe.replace(train=recipe.train.replace(log_every=5))
+    fit(recipe, data, tmp_path / "run")
+    shown = {step: (loss, skipped) for step, loss, skipped in told}
+    assert {1, 2, 3, 4, 6, 7} <= shown.keys()
+    assert all(math.isfinite(loss) for loss, _ in shown.values())
+    assert [shown[step][1] for step in (1, 2, 3, 4, 6, 7)] == [0, 0, 1, 1, 1, 1]
+
+
 def test_too_many_in_a_row_end_the_run_and_leave_the_batch(pairs, tmp_path, monkeypatch):
     recipe, data = pairs
     spoil(monkeypatch, set(range(8, 21)))

@@ -17,8 +17,9 @@ from regard.train.loop import Trainer, train
 from regard.train.muon import Muon, matrices, orthogonal
 from regard.train.optim import Optimizer
 from regard.train.pieces import Load
-from regard.train.plan import memory, muon_parameters
+from regard.train.plan import memory, muon_parameters, trained_parameters
 from regard.train.run import Run
+from regard.train.tune import is_trained
 from regard.train.watch import Watch
 
 TINY = [name for name in presets.names() if name.startswith("tiny_")]
@@ -206,5 +207,7 @@ def test_plan_counts_its_weights(preset):
     here = Load(rows=2, length=3)
     saved = memory(config, here).optimizer - memory(config, here, by_muon=found).optimizer
     assert saved == 4 * found
-    last = dataclasses.replace(train, train_last=1)
-    assert muon_parameters(config, last) <= found
+    for n in range(5):
+        last, weights = dataclasses.replace(train, train_last=n), dict(model.named_parameters())
+        moved = sum(weights[name].numel() for name in matrices(model) if is_trained(name, config, last))
+        assert muon_parameters(config, last) == moved <= (trained_parameters(config, last) or 0)

@@ -47,13 +47,18 @@ def main() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()  # a full disk shows here, not after the last handler
     except RegardError as error:
-        for problem in str(error).splitlines():
-            print(f"error: {problem}", file=sys.stderr)
+        _complain(str(error))
         sys.exit(2)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        _complain(f"{where}{error.strerror or error}")
         os._exit(1)  # the interpreter would try to flush once more, and complain
+
+
+def _complain(problems: str) -> None:
+    if sys.stderr is not None:  # it may be closed, and what is printed nowhere would be printed among the results
+        for problem in problems.splitlines():
+            print(f"error: {problem}", file=sys.stderr)
 
 
 def _version(wanted: bool) -> None:

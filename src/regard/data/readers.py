@@ -445,7 +445,7 @@ def _refuse_more(place: str, cells: Sequence[str], n: int, asked: bool) -> None:
         first = ", ".join(cell if len(cell) <= 20 else f"{cell[:19]}…" for cell in cells)
         raise InputError(
             f"{place} has {_columns(cells)} ({first}), and a text and its label are {n}; say which: columns ="
-            ' ["NAME", "NAME"] of a header, or their places ["1", "2"]'
+            ' ["NAME", "NAME"] of a header, or their places ["1", "2"]; on the command line --columns 1,2'
         )
 
 

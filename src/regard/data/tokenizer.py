@@ -13,7 +13,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +42,16 @@ WORDS = r"[\r\n]+| ?[\p{L}\p{M}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)
 # Between two words: here a text can be cut, and both sides normalise and split as they would together.
 BETWEEN = re.compile(r"(?<=\S)(?=(?: |\n+)\S)")
 LINE_ENDS = re.compile(r"\n+")
+
+
+@lru_cache(10_000)
+def script(letter: str) -> str:
+    """What a letter is of, by the first word of its name.
+
+    >>> script("a"), script("ж"), script("7")
+    ('LATIN', 'CYRILLIC', 'DIGIT')
+    """
+    return unicodedata.name(letter, "").partition(" ")[0]
 
 
 class Tokenizer:
@@ -326,6 +336,15 @@ class Tokenizer:
         """
         plain = (self.piece(id).decode(errors="ignore") for id in range(len(self)) if id not in self.strange_ids)
         return frozenset("".join(text for text in plain if len(text) > 1))
+
+    @cached_property
+    def scripts(self) -> frozenset[str]:
+        """The scripts of the letters that it has met often.
+
+        >>> sorted(Tokenizer.train(["dog dog \u0434"], recipe.Tokenizer(vocab_size=267)).scripts)
+        ['LATIN']
+        """
+        return frozenset(script(c) for c in self.joined if c.isalnum())
 
     @cached_property
     def parents(self) -> np.ndarray:

@@ -26,6 +26,7 @@ from regard.nn.cache import Cache
 from regard.nn.masks import Layout
 from regard.nn.outputs import Encoded
 from regard.nn.recurrent import RecurrentCache, RecurrentTower
+from regard.nn.transformer import check_room
 
 if TYPE_CHECKING:
     from regard.decode.search import Search
@@ -225,6 +226,7 @@ def begin(
 ) -> tuple[Cache | RecurrentCache, Float[Tensor, "B 1 V"]]:
     """A cache with prompts in it, after a memory if there is one, and the scores of what follows them."""
     grows = not fixed_shapes(prompt.device)
+    check_room(model.config.decoder, max_len)
     at_first = {"max_len": prompt.shape[1]} if grows else {"max_len": max_len, "lanes": lanes}
     cache = model.start(memory=memory, batch_size=len(prompt), dtype=dtype, **at_first)
     hidden = model.decode(prompt, cache=cache, layout=lengths).hidden

@@ -10,7 +10,6 @@ read.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import re
 import unicodedata
@@ -26,7 +25,7 @@ from torch import Tensor
 from regard.config import InputError
 from regard.data.arrivals import arriving
 from regard.data.sentences import Piece, shorten, split
-from regard.data.tokenizer import Tokenizer
+from regard.data.tokenizer import Tokenizer, script
 from regard.decode import recorded
 from regard.decode.recorded import fixed_length, fixed_size
 from regard.decode.search import search
@@ -137,7 +136,6 @@ class Text:
 
     def __init__(self, model: Model, text: str, whole: bool):
         self.model, self.reads = model, model.source_tokenizer
-        self.scripts = frozenset(script(c) for c in self.reads.joined if c.isalnum())
         self.parts: list[Unit | str] = []
         longest = model.longest - 1  # and an end token
         for piece in [Piece(text)] if whole else split(text):
@@ -156,7 +154,8 @@ class Text:
 
     def _unit(self, text: str, ids: list[int]) -> Unit:
         letters, without = [c for c in text if c.isalnum()], set("".join(self._without_token(ids)))
-        strange = sum(c in without or bool(self.scripts and script(c) not in self.scripts) for c in letters)
+        known = self.reads.scripts
+        strange = sum(c in without or bool(known and script(c) not in known) for c in letters)
         return Unit(text, ids if letters and 2 * strange <= len(letters) else [])
 
     def _without_token(self, ids: Sequence[int]) -> list[str]:
@@ -206,16 +205,6 @@ class Text:
                 pairs += [(words + i, here + i) for i in range(len(part.text.split()))]
             words += len(part.text.split())
         return Translation(text, score, logprob, tuple(tokens), tuple(pairs) if align else None)
-
-
-@functools.lru_cache(10_000)
-def script(letter: str) -> str:
-    """What a letter is of, by the first word of its name.
-
-    >>> script("a"), script("ж"), script("7")
-    ('LATIN', 'CYRILLIC', 'DIGIT')
-    """
-    return unicodedata.name(letter, "").partition(" ")[0]
 
 
 def seen(character: str) -> str:

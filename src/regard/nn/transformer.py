@@ -70,9 +70,7 @@ class Tower(nn.Module):
     def start(self, batch_size: int, max_len: int, memory: Encoded | None, dtype: torch.dtype, lanes: int) -> Cache:
         """An empty cache of max_len tokens a row and lane, with the memory's keys and values already in it."""
         config = self.config
-        limit = config.position_limit
-        if limit is not None and max_len > limit:
-            raise InputError(f"a cache of {max_len} tokens is more than the {limit} positions of this model")
+        check_room(config, max_len)
         d_head, d_value = config.head_widths
         cross, mask = [], Lowered()
         if memory is not None:
@@ -177,6 +175,13 @@ def make_tower(config: c.Tower, d_memory: int | None = None, *, own_embed: bool 
     if isinstance(config, c.Recurrent):
         return RecurrentTower(config, d_memory, own_embed=own_embed)
     return Tower(config, d_memory, own_embed=own_embed)
+
+
+def check_room(decoder: c.Stack | c.Recurrent | None, max_len: int) -> None:
+    """Refuse more tokens than a decoder has positions for."""
+    limit = getattr(decoder, "position_limit", None)
+    if limit is not None and max_len > limit:
+        raise InputError(f"a cache of {max_len} tokens is more than the {limit} positions of this model")
 
 
 class Transformer(nn.Module):

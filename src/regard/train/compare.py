@@ -24,7 +24,7 @@ from regard.model import load
 from regard.recipe import Recipe
 from regard.train.comparison import Comparison, Point, Result
 from regard.train.loop import train
-from regard.train.run import Run, told_differences
+from regard.train.run import Run, check_data, told_differences
 from regard.train.watch import Watch
 
 BUDGET = ("steps", "batch_tokens", "valid_every", "bleu")
@@ -137,9 +137,7 @@ def _prepared(place: Path, recipe: Recipe, watch: Watch) -> DataDir:
         with nullcontext(lambda *_: None) if watch.quiet else progress_bar() as progress:
             prepare(recipe.data, place, progress=progress)
     data = DataDir(place)
-    differences = told_differences(data.manifest["data"], recipe.data.to_dict())
-    if differences:
-        raise InputError(f"{place}: was prepared otherwise ({differences}); remove it, or choose another --out")
+    check_data(data, recipe, option="--out")
     return data
 
 

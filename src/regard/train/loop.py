@@ -233,7 +233,7 @@ class Trainer:
                     if self._due(self.train.log_every):
                         self._log(loader)
                     elif self.device.type == "cpu":  # to look is no wait there
-                        self.watch.show(self._line(loader))
+                        self.watch.show(self._line(loader), int(self.sums[4]))
                     if self._due(self.train.valid_every):
                         self.validate()
                     stop = self._asked_to_stop()

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from regard import config as c
-from regard.config import MOST_LAYERS, InputError, ModelConfig
+from regard.config import InputError, ModelConfig
 from regard.recipe import Data, Train
-from regard.train.pieces import Load, Piece, block, pieces, positions_of, total
+from regard.train.pieces import Load, Piece, block, head_pieces, pieces, positions_of, total
 
 # What token_loss works on at a time on a GPU: regard.train.objectives has the same number, and a test holds them equal.
 SCORES_AT_A_TIME = 2**28 + 2**27 + 2**24
@@ -113,15 +113,9 @@ def trained_parameters(config: ModelConfig, train: Train) -> int | None:
     if not train.lora and train.train_last is None:
         return None
     load = Load(rows=1, length=1)
-    head = sum(p.parameters for p in pieces(config, load) if p.part in ("head", "vocabulary"))
-    if train.lora and isinstance(config.head, c.Vocabulary):
-        head = 0
-    left, moving = MOST_LAYERS if train.train_last is None else train.train_last, head
-    for tower in (config.decoder, config.encoder):  # from the top down
-        if tower is None:
-            continue
-        n = min(left, tower.n_layers)
-        left -= n
+    frozen = train.lora and isinstance(config.head, c.Vocabulary)
+    moving = 0 if frozen else total(head_pieces(config, load)).parameters
+    for tower, n in trained_layers(config, train):
         if isinstance(tower, c.Stack):
             moving += n * (
                 lora_parameters(config, tower, train.lora) if train.lora else block_parameters(config, tower)
@@ -146,13 +140,27 @@ def muon_parameters(config: ModelConfig, train: Train) -> int:
     """
     if train.optimizer != "muon":
         return 0
-    left, moving = MOST_LAYERS if train.train_last is None else train.train_last, 0
-    for tower in (config.decoder, config.encoder, config.text):  # from the top down
+    moving = 0
+    for tower, n in trained_layers(config, train):
         if isinstance(tower, c.Stack):
             painted = config.head.n_layers if isinstance(config.head, c.Codes) else 0  # by as many blocks of the kind
-            moving += (min(left, tower.n_layers) + painted) * sum(a * b for a, b in block_matrices(config, tower))
-        left -= min(left, 0 if tower is None else tower.n_layers)
+            moving += (n + painted) * sum(a * b for a, b in block_matrices(config, tower))
     return moving
+
+
+def trained_layers(config: ModelConfig, train: Train) -> Iterator[tuple[c.Tower, int]]:
+    """Each tower with how many of its last layers are trained. An encoder's are below its decoder's; two encoders stand
+    beside each other.
+
+    >>> from regard import presets
+    >>> [n for _, n in trained_layers(presets.clip_b32(), Train(steps=1, train_last=2))]
+    [2, 2]
+    """
+    for tower in (config.decoder, config.encoder, config.text):
+        if tower is not None:
+            above = config.decoder.n_layers if tower is config.encoder and config.decoder is not None else 0
+            last = tower.n_layers if train.train_last is None else train.train_last - above
+            yield tower, min(max(last, 0), tower.n_layers)
 
 
 def block_matrices(config: ModelConfig, tower: c.Stack) -> list[tuple[int, int]]:

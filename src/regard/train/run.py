@@ -165,22 +165,23 @@ def data_hash(data: DataDir) -> str:
     return sha256(data.path / "manifest.json")
 
 
-def check_data(data: DataDir, recipe: Recipe, *, files: bool = True) -> None:
+def check_data(data: DataDir, recipe: Recipe, *, files: bool = True, option: str = "--data") -> None:
     """Refuse data that was prepared as another recipe says, or from files that have changed, and show what is
-    different. Without ``files`` it may come from other places: it was brought from another machine, say."""
+    different. Without ``files`` it may come from other places: it was brought from another machine, say. ``option``
+    says where else data goes."""
+    elsewhere = "say where the data goes with --data" if option == "--data" else f"choose another {option}"
     then, now = from_dict(Data, data.manifest["data"]).to_dict(), recipe.data.to_dict()
     if not files:
         then, now = ({k: v for k, v in table.items() if k not in ("train", "valid")} for table in (then, now))
     differences = told_differences(then, now)
     if differences:
-        raise InputError(
-            f"{data.path}: was prepared otherwise ({differences}); remove it, or say where the data goes with --data"
-        )
+        raise InputError(f"{data.path}: was prepared otherwise ({differences}); remove it, or {elsewhere}")
+    as_it_is = f"train on it as it is with --data {data.path}" if option == "--data" else elsewhere
     changed = data.changed_input() or _unread(data, recipe) if files else None
     if changed:
         raise InputError(
-            f"{changed}: is not what {data.path} was prepared from; remove {data.path} to prepare it anew, or train on"
-            f" it as it is with --data {data.path}"
+            f"{changed}: is not what {data.path} was prepared from; remove {data.path} to prepare it anew,"
+            f" or {as_it_is}"
         )
 
 

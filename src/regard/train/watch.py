@@ -87,7 +87,7 @@ class Watch:
         if self.progress is not None:
             self.progress.update(self.task, completed=number)
 
-    def show(self, line: dict[str, Any], skipped: int = 0) -> None:
+    def show(self, line: dict[str, Any], skipped: int) -> None:
         """What the bar says beside the step."""
         if self.progress is not None:
             loss, rate = _loss_and_rate(line, skipped)
