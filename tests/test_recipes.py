@@ -1,5 +1,6 @@
 """Every recipe parses, says what it claims, and overfits ten examples."""
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import ready
 import toy
 from regard import recipe as recipes
 from regard.data.prepare import prepare
+from regard.data.store import DataDir
 from regard.schema import merge
 from regard.train import tune
 from regard.train.loop import train
@@ -104,5 +106,35 @@ def test_overfits_ten_examples(path, tmp_path):
 
 def _a_model_to_begin_with(folder, task):
     """For a recipe that says what comes after: one that was trained for a few steps on plain text."""
-    recipe, data = toy.prepared(folder, "generate" if task == "prefer" else "fill", n=53, steps=10)
+    recipe, data = toy.prepared(folder, {"prefer": "generate", "translate": task}.get(task, "fill"), n=53, steps=10)
     return opened_to_tune(train(recipe, data.path, folder / "run", device="cpu", watch=Watch(quiet=True)).path)
+
+
+def test_what_a_translator_of_both_directions_makes_of_its_pairs(tmp_path):
+    """recipes/diversify.py: the pairs, each source with its translation, each target behind its own."""
+    pairs = [(text, toy.backwards(text)) for text in toy.sentences(11, 1, most=4)]
+    rows = [*pairs, *((b, a) for a, b in pairs)]
+    (tmp_path / "both.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in rows))
+    made = toy.make_recipe(tmp_path, "translate", steps=240, batch_tokens=512, lr=0.01, warmup=20, checkpoint_every=240)
+    wide = {name: {"d_model": 64, "n_heads": 4, "d_ff": 128, "dropout": 0.0} for name in ("encoder", "decoder")}
+    data = made.data.replace(train=recipes.Files(files=("both.tsv",)), valid=recipes.Files())
+    made = made.replace(data=data, model=merge(made.model, wide), train=made.train.replace(valid_every=240))
+    with contextlib.chdir(tmp_path):
+        both = prepare(made.data, tmp_path / "both")
+        train(made, both.path, "run", device="cpu", watch=Watch(quiet=True))
+    script = RECIPES[0].parent / "diversify.py"
+    done = subprocess.run(
+        [sys.executable, script, "run", "both", "diverse"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = DataDir(tmp_path / "diverse").split("train")
+    texts = [
+        tuple(both.tokenizer.decode(found[side][i].tolist()) for side in ("source", "target"))
+        for i in range(len(found["source"]))
+    ]
+    assert f"{len(texts):,} pairs" in done.stdout
+    assert texts[:11] == pairs
+    # It has learned them by heart, and makes them once more.
+    new = texts[11:]
+    assert len(new) > 11
+    assert set(new) <= set(pairs)
