@@ -1,10 +1,26 @@
-"""Freed memory is kept: a process that was told so is not given cleared pages again."""
+"""Freed memory is kept: a process that was told so is not given cleared pages again. And how threads wait."""
 
+import os
 import platform
 import subprocess
 import sys
 
 import pytest
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [({}, "1000 None"), ({"GOMP_SPINCOUNT": "7"}, "7 None"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None ACTIVE")],
+)
+def test_threads_do_not_wait_long_for_each_other_unless_they_are_told_to(given, wanted):
+    """Beside another process that computes, a batch takes several times as long where they do."""
+    plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    script = "import os, regard; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_WAIT_POLICY'))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**plain, **given}
+    )
+    assert done.stdout == f"{wanted}\n"
+
 
 # In a process of its own, for it cannot be taken back. Five pieces are more than glibc would keep by itself.
 SCRIPT = """

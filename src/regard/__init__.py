@@ -12,6 +12,7 @@ Rooms and names are opened when they are first asked for, so that ``import regar
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from regard.look import walk, walk_scores
     from regard.model import Model, load
     from regard.nn import Transformer
+
+# Torch's threads wait for each other actively, for milliseconds before they sleep: beside another process that computes
+# one waits for another that has no processor, and all takes several times as long. A three-hundredth of that is as fast
+# on a quiet machine (docs/performance.md). It is read when torch is loaded.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __version__ = "0.1.0"  # a test holds it against pyproject.toml
 

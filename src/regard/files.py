@@ -10,6 +10,8 @@ from pathlib import Path
 
 from regard.schema import InputError, RegardError
 
+MODE = 0o666 & ~(_umask := os.umask(0))  # of every other file; safetensors makes its own for the owner alone
+os.umask(_umask)
 SHIPPED = Path(__file__).parent / "models"  # in a checkout a link to models/; a wheel has the files
 
 
@@ -41,7 +43,8 @@ def drafted(path: Path) -> Iterator[Path]:
     draft = path.with_name(f".{path.name}")
     with told(path):
         yield draft
-        flush(draft)
+        for part in (*draft.rglob("*"), draft):
+            flush(part)
         draft.rename(path)
 
 
@@ -87,7 +90,9 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def flush(path: Path) -> None:
-    """Wait until the disk has it."""
+    """Wait until the disk has it; a file may be read by whoever may read the others."""
+    if path.is_file():
+        path.chmod(MODE)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

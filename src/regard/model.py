@@ -375,7 +375,10 @@ def _parts(path: Path) -> Parts:
 def _own_parts(folder: Path, task: Any, config: Any, options: Any) -> Parts:
     """Of a run directory."""
     if not (folder / "model.safetensors").exists():
-        raise InputError(f"{folder}: has no model.safetensors yet; it is written at the first validation")
+        raise InputError(
+            f"{folder}: has no model.safetensors yet; it is written every train.valid_every steps, and when training is"
+            " stopped"
+        )
     weights = read_weights(folder / "model.safetensors")
     net = skeleton(ModelConfig.from_dict(config))
     try:

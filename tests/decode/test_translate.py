@@ -1,6 +1,7 @@
 """Texts in, translations out: in Python and on the command line."""
 
 import gzip
+import itertools
 import json
 import os
 import signal
@@ -106,6 +107,17 @@ def test_the_next_best(model):
     plain = said.to_dict()
     assert plain["others"][1]["text"] == said.others[1].text
     assert "alignment" not in plain
+
+
+def test_the_next_best_of_several_sentences_are_the_best_of_all_choices(model):
+    sentences = "A dog runs.", "The cat sleeps.", "A bird."
+    (said,) = model.translate(" ".join(sentences), beam=4, n_best=4, align=True)
+    each = [(one, *one.others) for one in model.translate(sentences, beam=4, n_best=4)]
+    sums = [(sum(one.score for one in chosen), [one.text for one in chosen]) for chosen in itertools.product(*each)]
+    sums.sort(key=lambda one: -one[0])
+    told = (said, *said.others)
+    assert [one.score for one in told] == pytest.approx([score for score, _ in sums[:4]], abs=1e-4)
+    assert [one.text for one in told] == [" ".join(texts) for _, texts in sums[:4]]
 
 
 def test_every_word_is_aligned_with_one_of_the_source(model):
@@ -301,7 +313,7 @@ def test_texts_files_and_standard_input_give_the_same(work, model):
         file.write(text)
     done = run(work, "translate", "run-translate", "--file", "lines.gz", "--n-best", "2", "--scores", "--align")
     rows = [line.split("\t") for line in done.stdout.splitlines()]
-    assert [row[0] for row in rows] == ["1", "1", "2", "2", "3", "3"]
+    assert [row[0] for row in rows] == ["1", "1", "2", "2", "3"]  # of what is copied there is one
     assert [row[2] for row in rows[::2]] == wanted
     assert all(float(row[1]) <= 0 for row in rows)
     assert [row[3] for row in rows[::2]] == [
@@ -310,6 +322,15 @@ def test_texts_files_and_standard_input_give_the_same(work, model):
     done = run(work, "translate", "run-translate", LINES[0], "--json")
     assert json.loads(done.stdout)["source"] == LINES[0]
     assert json.loads(done.stdout)["text"] == wanted[0]
+
+
+def test_a_file_given_as_a_text_is_asked_about(work):
+    done = run(work, "translate", "run-translate", "lines.txt", "a")
+    (work / "lines.txt").write_text("a\n")
+    assert done.returncode == 0
+    done = run(work, "translate", "run-translate", "lines.txt", "a")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: lines.txt: is a file; to read the texts in it, say --file lines.txt\n"
 
 
 def test_a_mark_before_the_first_line_is_no_text(work, model):

@@ -146,7 +146,7 @@ def test_classify_with_examples(run, work):
 @pytest.mark.parametrize(("task", "file"), [("classify", "classify/valid.tsv"), ("tag", "tag/valid.conll")])
 def test_evaluate(run, work, task, file):
     code, out, err = run("evaluate", f"run-{task}", "--file", file, "--json")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, f"score card: run-{task}/scorecard.json\n")
     card = json.loads(out)
     kept = read_cards(work / f"run-{task}")["sets"][card.pop("name")]
     assert kept == card
@@ -158,7 +158,7 @@ def test_evaluate(run, work, task, file):
 
 def test_evaluate_a_text(run, work):
     code, out, err = run("evaluate", "run-generate", "--text", "texts.txt", "--json")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "score card: run-generate/scorecard.json\n")
     card = json.loads(out)
     assert card["words"] == 9
     assert read_cards(work / "run-generate")["sets"]["texts.txt"]["bits_per_byte"] == card["bits_per_byte"]

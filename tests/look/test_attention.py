@@ -49,6 +49,11 @@ def spoken(name: str, task: str, **more) -> Model:
     return Model(net, task, TOKENS, **more)
 
 
+def test_a_translator_reads_one_text():
+    with pytest.raises(InputError, match=r"^2 texts: this model reads one; put it into quotes"):
+        spoken("tiny_encoder_decoder", "translate").attention(("a dog", "runs"))
+
+
 # -- the laws, for every shape ----------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import stat
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 import toy
 from regard.config import ConfigError, InputError, RegardError
 from regard.data.batches import make_batches
+from regard.files import MODE
 from regard.recipe import model_config
 from regard.train import checkpoint, tasks
 from regard.train.distributed import World
@@ -156,6 +158,8 @@ def test_a_signal_saves_and_the_resumed_run_is_as_if_there_had_been_none(pairs, 
     monkeypatch.setattr(Trainer, "step", stepped)
     at = checkpoint.checkpoints(tmp_path / "broken")
     assert [f.name for f in at] == ["step-000000005", "step-000000007"]
+    there = load_file(tmp_path / "broken" / "model.safetensors")  # something to use, before the first validation
+    assert all(torch.equal(w, there[name]) for name, w in checkpoint.load(at[-1])[1]["weights"].items())
     broken = fit(None, data, tmp_path / "broken", resume=True)
     assert final(broken) == final(straight)
     assert broken.weights.read_bytes() == straight.weights.read_bytes()
@@ -178,6 +182,7 @@ def test_the_run_directory_has_all_that_is_needed(task, tmp_path):
     assert (run.path / "tokenizer.json").exists() == data.has_text
     assert config.get("images") == data.manifest.get("images")
     assert not [f.name for f in run.path.rglob(".*")]
+    assert {stat.S_IMODE(f.stat().st_mode) for f in run.path.rglob("*.*") if f.is_file()} == {MODE}
     lines = list(run.lines())
     assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(1, 21))
     assert [line["step"] for line in lines if line["kind"] == "valid"] == [10, 20]

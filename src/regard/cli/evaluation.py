@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from regard.cli.shared import (
     show,
 )
 from regard.config import InputError
+from regard.files import SHIPPED
 
 
 @app.command()
@@ -88,7 +90,9 @@ def evaluate(
         page, cards = _compared(_of_translations(models, source, reference, language, options))
     show(page, as_json, width=140)
     for each, card in cards:
-        card.save(each.path if each.path.is_dir() else each.path.parent)
+        folder = each.path if each.path.is_dir() else each.path.parent
+        if folder.parent != SHIPPED:  # whose card is what it was shipped with
+            print(f"score card: {card.save(folder)}", file=sys.stderr)
 
 
 Models = Callable[..., list[Any]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.shared import AsJson, Device, ModelName, Precision, app, given, lines_of, load
+from regard.cli.shared import AsJson, Device, ModelName, Precision, app, check_no_files, given, lines_of, load
 from regard.config import InputError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def classify(
     alone = bool(texts) and len(texts or ()) == 1
     what = "image" if reads_images(loaded) else "text"
     if what == "text":
-        _check_no_files(texts)
+        check_no_files(texts)
     for group in _groups(_texts(texts, file, loaded, columns, n=1 + pairs)):
         some = [line if isinstance(line, tuple) else _pair(line) if pairs else _no_pair(line) for line in group]
         answers = list(zip(some, answer(some), strict=True))
@@ -170,7 +170,7 @@ def tag(
     regard tag MODEL "Angela Merkel visits Paris ."
     """
     _check_texts(sentences, file)
-    _check_no_files(sentences)
+    check_no_files(sentences)
     loaded = load(model, device, precision, "tag")
     first = True
     for group in _groups(_texts(sentences, file, loaded)):
@@ -210,7 +210,7 @@ def embed(
     if out is not None and not out.endswith(".npy"):
         raise InputError(f"--out ({out}) must end with .npy")
     _check_texts(texts, file)
-    _check_no_files(texts)
+    check_no_files(texts)
     lines = _texts(texts, file)
     loaded = load(model, device, precision)
     vectors: list[Any] = []
@@ -243,15 +243,6 @@ def _check_texts(texts: list[str] | None, file: list[str] | None) -> None:
         raise InputError("texts and --file; give one of them")
     for _ in _none_empty(texts or [], "text"):
         pass
-
-
-def _check_no_files(texts: list[str] | None) -> None:
-    """Nobody wants a label for the name of a file."""
-    import os
-
-    for text in texts or ():
-        if "." in text and os.path.isfile(text):
-            raise InputError(f"{text}: is a file; to read the texts in it, say --file {text}")
 
 
 def _texts(

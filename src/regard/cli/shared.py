@@ -62,13 +62,27 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def check_no_files(texts: list[str] | None) -> None:
+    """Nobody wants the name of a file to be read as a text."""
+    import os
+
+    for text in texts or ():
+        if "." in text and os.path.isfile(text):
+            raise InputError(f"{text}: is a file; to read the texts in it, say --file {text}")
+
+
 def lines_of(files: list[str]) -> Iterator[str]:
-    """The lines of files, one after another; of standard input as they come."""
+    """The lines of files, one after another; of standard input as they come. One that is missing is missed at once."""
     from pathlib import Path
 
-    from regard.data.readers import File, checked
+    from regard.data.readers import File
 
-    opened = {name: File(Path(name)) for name in files if name != "-"}  # one that is missing is missed at once
+    return _lines(files, {name: File(Path(name)) for name in files if name != "-"})
+
+
+def _lines(files: list[str], opened: dict[str, Any]) -> Iterator[str]:
+    from regard.data.readers import checked
+
     for name in files:
         if name != "-":
             yield from (checked(name, *line) for line in opened[name].lines())

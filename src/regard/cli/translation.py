@@ -17,6 +17,7 @@ from regard.cli.shared import (
     Penalty,
     Precision,
     app,
+    check_no_files,
     given,
     lines_of,
     load,
@@ -75,6 +76,7 @@ def translate(
         seed=seed,
     )
     Decoding(**options).validate()
+    check_no_files(texts)
     lines = texts if texts else lines_of(file or ["-"])
     loaded = load(model, device, precision, "translate", int8=int8)
 
@@ -85,7 +87,7 @@ def translate(
             print(json.dumps({"source": source, **found.to_dict()}, ensure_ascii=False), flush=True)
             continue
         for one in (found, *found.others):
-            columns = [str(number)] if found.others else []
+            columns = [str(number)] if n_best and n_best > 1 else []
             columns += [f"{one.score:.4f}"] if scores else []
             columns.append(one.text)
             columns += [" ".join(f"{i}-{j}" for i, j in one.alignment or ())] if align else []

@@ -10,6 +10,7 @@ read.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import itertools
 import re
 import unicodedata
@@ -107,7 +108,7 @@ def translate(
         done += len(batch)
         if progress is not None:
             progress(done, len(wanted), model.tokenizer.decode(batch[0].found[0].ids))
-    return [text.translation(how.n_best, align) for text in given]
+    return [text.translation(how, align) for text in given]
 
 
 def stream(model: Model, lines: Iterable[str], **options: Any) -> Iterator[tuple[str, Translation]]:
@@ -179,27 +180,42 @@ class Text:
     def units(self) -> list[Unit]:
         return [part for part in self.parts if isinstance(part, Unit)]
 
-    def translation(self, n_best: int, align: bool) -> Translation:
-        """The best of every sentence together; the next best of every sentence; and so on."""
-        first, *others = (self._nth(n, align) for n in range(n_best))
+    def translation(self, how: Decoding, align: bool) -> Translation:
+        """The best translation, and with it the next best ones; or a draw, and with it the others."""
+        choices = self._draws(how.n_best) if how.temperature else self._best(how.n_best)
+        first, *others = (self._joined(chosen, align) for chosen in choices)
         return dataclasses.replace(first, others=tuple(others))
 
-    def _nth(self, n: int, align: bool) -> Translation:
-        model = self.model
+    def _draws(self, n: int) -> list[tuple[int, ...]]:
+        """The first draw of every sentence, the second of every sentence, and so on."""
+        return [tuple(i if unit.found else 0 for unit in self.units) for i in range(n)]
+
+    def _best(self, n: int) -> list[tuple[int, ...]]:
+        """The n choices of a translation for each sentence whose scores together are the highest, or as many as there
+        are."""
+        ranked: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+        for unit in self.units:
+            scores = [found.score for found in unit.found] or [0.0]
+            longer = [(score + more, (*chosen, i)) for score, chosen in ranked for i, more in enumerate(scores)]
+            ranked = heapq.nsmallest(n, longer, key=lambda one: (-one[0], one[1]))
+        return [chosen for _, chosen in ranked]
+
+    def _joined(self, chosen: tuple[int, ...], align: bool) -> Translation:
+        """The text with the chosen translation of each sentence."""
+        model, numbers = self.model, iter(chosen)
         text, score, logprob, tokens, words, pairs = "", 0.0, 0.0, [], 0, []
         for part in self.parts:
             if isinstance(part, str):
                 text += part
                 continue
-            here = len(text.split())
+            here, n = len(text.split()), next(numbers)
             if part.found:
-                found = part.found[min(n, len(part.found) - 1)]
+                found = part.found[n]
                 score, logprob = score + found.score, logprob + found.logprob
                 tokens += [model.tokenizer.token(id) for id in found.ids]
                 text += self._copied(model.tokenizer.decode(found.ids), part)
                 if align:
-                    alignment = part.alignments[min(n, len(part.found) - 1)]
-                    pairs += [(words + i, here + j) for i, j in alignment]
+                    pairs += [(words + i, here + j) for i, j in part.alignments[n]]
             else:
                 text += part.text
                 pairs += [(words + i, here + i) for i in range(len(part.text.split()))]

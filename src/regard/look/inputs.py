@@ -43,6 +43,8 @@ def read(model: Model, given: Any, target: Any = None, *, writes: bool = True) -
     as the network takes it, one row. Over an encoder, a decoder's ``target`` left out is what the model itself says,
     or nothing unless it ``writes``; of two encoders, the target is the text, and a string alone is one, too."""
     shape = model.config.shape
+    if isinstance(given, tuple) and shape != "encoder":
+        raise InputError(f"{len(given)} texts: this model reads one; put it into quotes (--target: what it writes)")
     if shape in ("encoder", "decoder"):
         if target is not None:
             raise InputError(f"target ({target!r}): this model reads one input, and writes nothing beside it")

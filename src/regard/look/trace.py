@@ -311,7 +311,7 @@ def _translating(model: Model, given: Any, **options: Any) -> _Job:
 
     def answer(found: list[Found]) -> translation.Translation:
         unit.found = found
-        return text.translation(how.n_best, False)
+        return text.translation(how, False)
 
     asked = translation.asked(model, [unit], translation.encode(model, [unit]), [how])
     return _Job(how, asked, answer, [model.tokenizer.start], tuple(map(reads.token, [*unit.ids, reads.end])))

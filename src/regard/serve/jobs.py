@@ -150,7 +150,7 @@ class Translating(Writing):
             translation.align_words(self.model, [row.item], translation.encode(self.model, [row.item]))
 
     def all(self) -> list[translation.Translation]:
-        return [text.translation(self.how.n_best, self.align) for text in self.texts]
+        return [text.translation(self.how, self.align) for text in self.texts]
 
 
 class Generating(Writing):

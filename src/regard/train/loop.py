@@ -240,6 +240,8 @@ class Trainer:
                     if self._due(self.train.checkpoint_every) or stop or self._out_of_patience():
                         self.save(regular=self._due(self.train.checkpoint_every))
                     if stop and self.number < self.train.steps:
+                        if not self.best:  # no validation yet: something to use is there all the same
+                            self._export(self.average or self.weights)
                         raise Stopped(self.signal or signal.SIGTERM)
                     if self._due(self.train.valid_every) or self._due(self.train.checkpoint_every):
                         self._begin_pace(loader)  # what was just done is not training

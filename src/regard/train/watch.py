@@ -53,6 +53,8 @@ class Watch:
             f"{trainer.config.shape}, {n:,} parameters{trained}, {how}, {trainer.device.type}{many}; "
             f"{len(trainer.batches):,} batches an epoch, {train.steps / len(trainer.batches):.1f} epochs{told}"
         )
+        if trainer.held_out is None:
+            self.say("nothing is held out: the last weights are those to use (data.hold_out = 0.02 holds some out)")
         if self.writer is not None:
             self.writer = self.writer(str(trainer.run.path / "tensorboard"))
 
@@ -92,16 +94,22 @@ class Watch:
         if self.progress is not None:
             loss, rate = _loss_and_rate(line, skipped)
             self.progress.update(self.task, loss=loss, rate=rate, lr=f"{line['lr']:.2e}")
+        elif time.monotonic() - self.last > 20:
+            self._print(line, skipped)
+
+    def _print(self, line: dict[str, Any], skipped: int) -> None:
+        """A line of metrics, where there is no bar."""
+        self.last = time.monotonic()
+        loss, said = _loss_and_rate(line, skipped)
+        left = (self.steps - line["step"]) * line["seconds"] / line["step"]
+        self.say(f"step {line['step']}/{self.steps}  loss {loss}  lr {line['lr']:.2e}  {said}  {_clock(left)} left")
 
     def logged(self, line: dict[str, Any], skipped: int) -> None:
         """Show a line of metrics; in a pipe no more than one every few seconds."""
-        loss, said = _loss_and_rate(line, skipped)
         if self.progress is not None:
             self.show(line, skipped)
-        elif not self.quiet and (time.monotonic() - self.last > 5 or line["step"] == self.steps):
-            self.last = time.monotonic()
-            left = (self.steps - line["step"]) * line["seconds"] / line["step"]
-            self.say(f"step {line['step']}/{self.steps}  loss {loss}  lr {line['lr']:.2e}  {said}  {_clock(left)} left")
+        elif time.monotonic() - self.last > 5 or line["step"] == self.steps:
+            self._print(line, skipped)
         if self.writer is not None:
             for name in ("loss", "lr", "gradient", _speed(line), "waited"):
                 if line[name] is not None:
