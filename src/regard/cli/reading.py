@@ -267,6 +267,7 @@ def _texts(
             return
         from regard.evaluate.labelled import read_texts
 
+        assert model is not None, "refused above"
         left_out = 0
         for text in read_texts(model, name, wanted, n=n):
             if text is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from statistics import median
 
 from regard import recipe as recipes
 from regard.config import ConfigError, InputError, ModelConfig
@@ -173,9 +172,19 @@ def _result(run: Run, card: TranslationCard) -> Result:
         recipe=run.recipe(),
         model=ModelConfig.from_dict(run.config()["model"]),
         curve=tuple(_curve(run)),
-        tokens_per_second=median(line["tokens_per_second"] for line in run.lines() if line["kind"] == "train"),
+        tokens_per_second=_rate(run),
         card=card,
     )
+
+
+def _rate(run: Run) -> float:
+    """Tokens a second over all steps, which have as many each."""
+    steps, seconds = 0, 0.0
+    for line in run.lines():
+        if line["kind"] == "train":
+            seconds += (line["step"] - steps) / line["tokens_per_second"]
+            steps = line["step"]
+    return steps / seconds
 
 
 def _curve(run: Run) -> Iterator[Point]:

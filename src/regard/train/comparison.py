@@ -45,7 +45,7 @@ class Result:
     recipe: Recipe
     model: ModelConfig
     curve: tuple[Point, ...]
-    tokens_per_second: float  # of training, on the side that is written; the median
+    tokens_per_second: float  # of training, on the side that is written, over all steps
     card: TranslationCard
 
     @property
