@@ -32,6 +32,7 @@ from regard.config import InputError, Stack, Tokens
 from regard.decode.search import Decoding, search
 from regard.decode.ways import Found
 from regard.encode import rows as reading
+from regard.files import called
 from regard.model import Model, load
 from regard.nn import Layout, Transformer
 from regard.nn.blocks import Block
@@ -127,7 +128,10 @@ def check(model: Model, texts: Sequence[str] = TEXTS) -> Checked:
         findings += [*_padding_of_encoder(exact, rows), *_order(exact, rows), _batch_of_rows(exact, rows)]
     elif net.config.encoder is not None:
         findings.append(_batch_of_images(exact))
-    return Checked(model=str(model.path or "this model"), findings=tuple(sorted(findings, key=lambda one: one.law)))
+    return Checked(
+        model=called(model.path) if model.path else "this model",
+        findings=tuple(sorted(findings, key=lambda one: one.law)),
+    )
 
 
 def _in_float64(model: Model) -> Transformer:

@@ -17,7 +17,7 @@ import torch
 from regard import __version__
 from regard.data.readers import COMPRESSED, File, checked
 from regard.data.store import sha256
-from regard.files import SHIPPED
+from regard.files import called
 from regard.model import Model
 from regard.schema import InputError
 
@@ -77,8 +77,7 @@ def of_model(model: Model) -> dict[str, Any]:
     if model.path is None:
         return told
     weights = model.path / "model.safetensors"
-    place = model.path.name if model.path.parent == SHIPPED else str(model.path)
-    return {**told, "path": place} | ({"sha256": sha256(weights)} if weights.exists() else {})
+    return {**told, "path": called(model.path)} | ({"sha256": sha256(weights)} if weights.exists() else {})
 
 
 def versions() -> dict[str, str]:
