@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import ready
 import toy
+from regard import load
 from regard import recipe as recipes
 from regard.data.prepare import prepare
 from regard.data.store import DataDir
@@ -18,6 +20,7 @@ from regard.train import tune
 from regard.train.loop import train
 from regard.train.tune import opened_to_tune
 from regard.train.watch import Watch
+from regard.weights import read_weights
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
 # One of each kind always; `make test-all` runs them all.
@@ -138,3 +141,17 @@ def test_what_a_translator_of_both_directions_makes_of_its_pairs(tmp_path):
     new = texts[11:]
     assert len(new) > 11
     assert set(new) <= set(pairs)
+
+
+def test_the_mean_of_two_models(tmp_path):
+    for name, seed in (("first", 1), ("second", 2)):
+        made, data = toy.prepared(tmp_path / name, "translate", n=31, steps=2, seed=seed)
+        train(made, data.path, tmp_path / name / "run", device="cpu", watch=Watch(quiet=True))
+    first, second = tmp_path / "first" / "run", tmp_path / "second" / "run"
+    subprocess.run(
+        [sys.executable, RECIPES[0].parent / "mixed.py", first, second, "0.8", tmp_path / "mixed"], check=True
+    )
+    before, after, mixed = (read_weights(run / "model.safetensors") for run in (first, second, tmp_path / "mixed"))
+    for name, weight in mixed.items():
+        torch.testing.assert_close(weight, 0.2 * before[name] + 0.8 * after[name])
+    assert load(tmp_path / "mixed", device="cpu").translate(["a dog"])
