@@ -585,11 +585,11 @@ MISTAKES = {
     "more columns than two": (
         {"a.csv": "id,review,sentiment\n1,good film,pos\n"}, "classify --train a.csv",
         "a.csv: line 1 has 3 columns (id, review, sentiment), and a text and its label are 2; say which: columns ="
-        ' ["NAME", "NAME"] of a header, or their places ["1", "2"]'),
+        ' ["NAME", "NAME"] of a header, or their places ["1", "2"]; on the command line --columns 1,2'),
     "more keys than two": (
         {"a.jsonl": '{"id": 1, "review": "good", "label": "pos"}\n'}, "classify --train a.jsonl",
         "a.jsonl: line 1 has 3 columns (id, review, label), and a text and its label are 2; say which: columns ="
-        ' ["NAME", "NAME"] of a header, or their places ["1", "2"]'),
+        ' ["NAME", "NAME"] of a header, or their places ["1", "2"]; on the command line --columns 1,2'),
     "header": (
         {"a.tsv": "sentence\tlabel\n" + "x\t1\n" * 3 + "y\t0\n" * 2}, "classify --train a.tsv",
         "a.tsv: line 1 looks like a header: label 'label' is nowhere else; say columns = [\"sentence\", \"label\"],"

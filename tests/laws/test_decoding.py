@@ -3,6 +3,7 @@ search, and every score the model's own."""
 
 import functools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -177,6 +178,8 @@ def test_worthless_endings_do_not_end_a_search():
 
     class Sure:
         """Stands in for a model that has learned one sentence by heart."""
+
+        config = SimpleNamespace(decoder=None)
 
         def start(self, **options):
             return self
