@@ -95,16 +95,16 @@ an apple: einen Apfel, ein Apfel
 an ice cream: ein Eis, ein Eis
 two beers: zwei Bier, zwei Bier
 two coffees: zwei Kaffee, zwei Kaffee"""
-THINGS = """milk: Milch, Milch
-bread: Brot, Brot
-eggs: Eier, Eier
-butter: Butter, Butter
-cheese: Käse, Käse
-sugar: Zucker, Zucker
-salt: Salz, Salz
-potatoes: Kartoffeln, Kartoffeln
-tomatoes: Tomaten, Tomaten
-apples: Äpfel, Äpfel"""
+THINGS = """milk: Milch
+bread: Brot
+eggs: Eier
+butter: Butter
+cheese: Käse
+sugar: Zucker
+salt: Salz
+potatoes: Kartoffeln
+tomatoes: Tomaten
+apples: Äpfel"""
 
 COPIED = ("email", "url")  # are written as they are, even where a sentence begins
 Draw = Callable[[random.Random], tuple[str, dict[str, str]]]  # the English word, and German ones by name
@@ -170,24 +170,11 @@ def forms(table: str, *names: str) -> Draw:
     return draw
 
 
-def same(name: str, words: str) -> Draw:
-    def draw(rng: random.Random) -> tuple[str, dict[str, str]]:
-        word = rng.choice(words.split())
-        return word, {name: word}
-
-    return draw
-
-
 def number(rng: random.Random) -> tuple[str, dict[str, str]]:
     """A small one, in digits on both sides or in words."""
     n = rng.randint(2, 12)
     digits = rng.random() < 0.3
     return (str(n) if digits else num2words(n)), {"n": str(n) if digits else num2words(n, lang="de"), "digit": str(n)}
-
-
-def age(rng: random.Random) -> tuple[str, dict[str, str]]:
-    n = str(rng.randint(3, 99))
-    return n, {"age": n}
 
 
 def price(rng: random.Random) -> tuple[str, dict[str, str]]:
@@ -203,6 +190,11 @@ def copied(name: str, make: Callable[[random.Random], str]) -> Draw:
         return made, {name: made}
 
     return draw
+
+
+def same(name: str, words: str) -> Draw:
+    """One of some words that are."""
+    return copied(name, lambda rng: rng.choice(words.split()))
 
 
 def email(rng: random.Random) -> str:
@@ -256,10 +248,9 @@ DRAWN: dict[str, Draw] = {
     "name2": same("name2", f"{WOMEN} {MEN}"),
     "surname": same("surname", SURNAMES),
     "n": number,
-    "age": age,
+    "age": copied("age", lambda rng: str(rng.randint(3, 99))),
     "price": price,
     "place": forms(PLACES, "place", "to_place", "place_acc"),
-    "place_acc": forms(PLACES, "place", "to_place", "place_acc"),
     "near": forms(NEAR, "near", "some_place"),
     "some_place": some_place,
     "day2": pair("day2", DAYS),
@@ -271,8 +262,8 @@ DRAWN: dict[str, Draw] = {
     "food": forms(FOOD, "food", "food_nom"),
     "food2": forms(FOOD, "food2", "food2_nom"),
     "Food": forms(FOOD, "Food", "Food_nom"),
-    "thing": forms(THINGS, "thing", "thing_nom"),
-    "thing2": forms(THINGS, "thing2", "thing2_nom"),
+    "thing": forms(THINGS, "thing"),
+    "thing2": forms(THINGS, "thing2"),
 }
 
 

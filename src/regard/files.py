@@ -24,13 +24,18 @@ def shipped() -> list[str]:
     return sorted(path.name for path in SHIPPED.iterdir() if path.is_dir()) if SHIPPED.is_dir() else []
 
 
+def is_shipped(model: Path) -> bool:
+    """Whether a model is one that comes with regard."""
+    return model.parent == SHIPPED
+
+
 def called(model: Path) -> str:
     """What a model is called to people: its name, if it comes with regard, or where it is.
 
     >>> called(SHIPPED / "en-de"), called(Path("runs/my"))
     ('en-de', 'runs/my')
     """
-    return model.name if model.parent == SHIPPED else str(model)
+    return model.name if is_shipped(model) else str(model)
 
 
 def write_text(path: Path, text: str) -> None:

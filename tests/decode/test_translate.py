@@ -184,6 +184,17 @@ def test_int8_is_a_run_directory_of_its_own(work, model, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+def test_the_score_card_that_ships_stays_as_it_is(tmp_path):
+    card = regard.load("en-de", device="cpu").path / "scorecard.json"
+    before = card.read_bytes()
+    (tmp_path / "a.en").write_text("I love you.\n")
+    (tmp_path / "a.de").write_text("Ich liebe dich.\n")
+    done = run(tmp_path, "evaluate", "en-de", "--source", "a.en", "--reference", "a.de", "--language", "de", "--json")
+    assert (done.returncode, json.loads(done.stdout)["sentences"]) == (0, 1)
+    assert "score card" not in done.stderr
+    assert card.read_bytes() == before
+
+
 def test_the_model_that_ships():
     model = regard.load("en-de", device="cpu")
     assert sum(file.stat().st_size for file in model.path.iterdir()) < 14e6

@@ -24,7 +24,7 @@ from regard.cli.shared import (
     show,
 )
 from regard.config import InputError
-from regard.files import SHIPPED
+from regard.files import is_shipped
 
 
 @app.command()
@@ -91,7 +91,7 @@ def evaluate(
     show(page, as_json, width=140)
     for each, card in cards:
         folder = each.path if each.path.is_dir() else each.path.parent
-        if folder.parent != SHIPPED:  # whose card is what it was shipped with
+        if not is_shipped(folder):  # whose card is what it was shipped with
             print(f"score card: {card.save(folder)}", file=sys.stderr)
 
 
