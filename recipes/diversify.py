@@ -43,6 +43,8 @@ def made(run: str, data: str, out: str, part: int, parts: int, until: float) -> 
     numbers: dict[str, list[int]] = {name: [] for name in columns}
     ids: dict[str, list[list[int]]] = {name: [] for name in columns}
     for begin in range(0, len(mine), ROWS):
+        if time.time() > until:
+            break
         for name, rows in columns.items():
             units = [Unit("", rows[number].tolist()) for number in mine[begin : begin + ROWS]]
             for unit, number in zip(units, mine[begin:], strict=False):

@@ -55,7 +55,7 @@ def test_a_packed_model_is_the_same_model(activation):
         packed = Transformer(config).eval().requires_grad_(False)
         packed.load_state_dict(model.state_dict())
         pack(packed)
-        assert not any(type(layer) is torch.nn.Linear for layer in packed.modules())
+        assert not any(isinstance(layer, torch.nn.Linear) for layer in packed.modules())
         torch.testing.assert_close(packed(ids), wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -110,7 +110,7 @@ def test_a_layer_goes_when_it_is_packed(int8, monkeypatch):
     """Memory for two of the whole model is never needed."""
     tower = Stack(input=Tokens(vocab_size=89), d_model=24, n_layers=5, n_heads=2, d_ff=48, max_len=11, causal=True)
     model = Transformer(ModelConfig(decoder=tower, head=Vocabulary(tied=True))).eval().requires_grad_(False)
-    plain = weakref.WeakSet(layer for layer in model.modules() if type(layer) is torch.nn.Linear)
+    plain = weakref.WeakSet(layer for layer in model.modules() if isinstance(layer, torch.nn.Linear))
     kind, before = (Int8 if int8 else Packed), []
     make = kind.__init__
     monkeypatch.setattr(
@@ -135,7 +135,7 @@ def test_an_int8_model_is_nearly_the_same_model(activation):
     ids = torch.randint(0, 89, (3, 5))
     wanted = model(ids)
     pack(model, int8=True)
-    assert not any(type(layer) is torch.nn.Linear for layer in model.modules())
+    assert not any(isinstance(layer, torch.nn.Linear) for layer in model.modules())
     off = 0.03 if torch.cpu._is_vnni_supported() else 0.06  # without, what comes in has a bit less
     assert (model(ids) - wanted).std() < off * wanted.std()
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from nn.test_steps import CUDA, DEVICE, DTYPES, needs_kernels
 from nn.test_variable_lengths import of_dynamo
 from regard.nn import products
+from regard.nn.linear import Linear
 from regard.nn.products import ACTIVATIONS, activated, parted
 
 NAMES = [name for name in ACTIVATIONS if name != "swiglu"]
@@ -87,7 +87,7 @@ def test_parts_have_the_gradients_of_the_whole(widths, plain):
 
 @pytest.mark.parametrize("name", [None, *NAMES])
 def test_elsewhere_a_layer_is_itself(name):
-    layer, x = nn.Linear(3, 64), torch.randn(2, 5, 3)
+    layer, x = Linear(3, 64), torch.randn(2, 5, 3)
     expected = layer(x) if name is None else ACTIVATIONS[name](layer(x))
     assert torch.equal(activated(layer, x, name), expected)
     assert all(map(torch.equal, parted(layer, x, [32, 32]), layer(x).split(32, -1)))
@@ -159,7 +159,7 @@ def test_operations_are_what_they_say(name):
 def test_layers_in_training(name, compile):
     """Under autocast, compiled or not: the layers' own gradients, but for rounding."""
     torch.manual_seed(1)
-    layer = nn.Linear(128, 192, device=DEVICE)
+    layer = Linear(128, 192, device=DEVICE)
     x = torch.randn(3, 67, 128, device=DEVICE, requires_grad=True)
 
     def run(whole):

@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.config import ConfigError, InputError, Score, must_divide
 from regard.nn.cache import KeyValue
+from regard.nn.linear import Linear
 from regard.nn.masks import Lowered, Texts
 from regard.nn.norms import RMSNorm
 from regard.nn.positions import Rotation, rotate
@@ -463,16 +464,16 @@ class Attention(nn.Module):
         self.fused = self.is_self and not set(identity) & {"q", "k", "v"}
         self.fused_kv = not self.fused and together and not set(identity) & {"k", "v"}
         if self.fused:
-            self.qkv = nn.Linear(d_query, sum(self.widths), bias)
+            self.qkv = Linear(d_query, sum(self.widths), bias)
         else:
-            self.q = nn.Identity() if "q" in identity else nn.Linear(d_query, self.widths[0], bias)
+            self.q = nn.Identity() if "q" in identity else Linear(d_query, self.widths[0], bias)
             if self.fused_kv:
-                self.kv = nn.Linear(d_memory, sum(self.widths[1:]), bias)
+                self.kv = Linear(d_memory, sum(self.widths[1:]), bias)
             else:
-                self.k = nn.Identity() if "k" in identity else nn.Linear(d_memory, self.widths[1], bias)
-                self.v = nn.Identity() if "v" in identity else nn.Linear(d_values, self.widths[2], bias)
+                self.k = nn.Identity() if "k" in identity else Linear(d_memory, self.widths[1], bias)
+                self.v = nn.Identity() if "v" in identity else Linear(d_values, self.widths[2], bias)
         d_heads = n_heads * v
-        self.out = nn.Identity() if "out" in identity else nn.Linear(d_heads, d_out or d_query, bias)
+        self.out = nn.Identity() if "out" in identity else Linear(d_heads, d_out or d_query, bias)
         self.q_norm = RMSNorm(q, norm_eps) if qk_norm else None
         self.k_norm = RMSNorm(k, norm_eps) if qk_norm else None
 

@@ -19,6 +19,7 @@ from regard.config import Stack as StackConfig
 from regard.nn.attention import Attended, Attention
 from regard.nn.cache import Cache, KeyValue
 from regard.nn.dropout import add_dropout, dropout
+from regard.nn.linear import Linear
 from regard.nn.masks import Lowered, Mask, lower, side_by_side
 from regard.nn.norms import make_norm
 from regard.nn.positions import Rotation
@@ -31,8 +32,8 @@ class MLP(nn.Module):
     def __init__(self, config: StackConfig):
         super().__init__()
         self.gated = config.activation == "swiglu"
-        self.up = nn.Linear(config.d_model, config.d_ff * (2 if self.gated else 1), config.bias)
-        self.down = nn.Linear(config.d_ff, config.d_model, config.bias)
+        self.up = Linear(config.d_model, config.d_ff * (2 if self.gated else 1), config.bias)
+        self.down = Linear(config.d_ff, config.d_model, config.bias)
         self.activation: str | None = config.activation  # None: what multiplies applies it, too (nn.packed)
         self.dropout = config.mlp_dropout
 

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard import config as c
+from regard.nn.linear import Linear
 from regard.nn.masks import Layout
 
 TEMPERATURE = 0.05  # of how near a code is: at unit length, 0.05 nearer pulls e times as much
@@ -43,11 +44,11 @@ class CodesHead(nn.Module):
         super().__init__()
         assert isinstance(tower.input, c.Patches)
         self.config, self.patches = config, tower.input
-        self.down = nn.Linear(tower.d_model, config.d_code)
+        self.down = Linear(tower.d_model, config.d_code)
         self.codes = nn.Parameter(torch.empty(config.n_codes, config.d_code))
-        self.up = nn.Linear(config.d_code, tower.d_input)
+        self.up = Linear(config.d_code, tower.d_input)
         self.painter = painter
-        self.pixels = nn.Linear(tower.d_model, self.patches.channels * self.patches.patch_size**2)
+        self.pixels = Linear(tower.d_model, self.patches.channels * self.patches.patch_size**2)
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.codes, std=0.05)  # only directions count, and those of short vectors turn faster

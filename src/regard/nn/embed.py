@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard import config as c
 from regard.config import InputError
+from regard.nn.linear import Linear
 from regard.nn.masks import check_range
 
 
@@ -69,7 +70,7 @@ class PatchEmbed(nn.Module):
     def __init__(self, config: c.Patches, d: int):
         super().__init__()
         self.config = config
-        self.project = nn.Linear(config.channels * config.patch_size**2, d, config.bias)
+        self.project = Linear(config.channels * config.patch_size**2, d, config.bias)
         self.class_token = nn.Parameter(torch.empty(d)) if config.class_token else None
         self.registers = nn.Parameter(torch.empty(config.registers, d)) if config.registers else None
 
@@ -104,7 +105,7 @@ class GridEmbed(nn.Module):
                 stages += [nn.Conv2d(width, wider, 3, stride=stride, padding=1), nn.GroupNorm(1, wider), nn.ReLU()]
                 width = wider
         self.stages = nn.Sequential(*stages)
-        self.project = nn.Linear(width, d)
+        self.project = Linear(width, d)
 
     def check(self, pixels: Tensor, segments: None = None) -> None:
         _check_pixels(pixels, self.config.channels, self.config.image_size)
@@ -119,7 +120,7 @@ class VectorEmbed(nn.Module):
     def __init__(self, config: c.Vector, d: int):
         super().__init__()
         self.config = config
-        self.project = nn.Linear(config.d_vector, config.n_slots * d)
+        self.project = Linear(config.d_vector, config.n_slots * d)
 
     def check(self, vector: Tensor, segments: None = None) -> None:
         if vector.dim() != 2 or vector.shape[1] != self.config.d_vector:

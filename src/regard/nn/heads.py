@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import config as c
+from regard.nn.linear import Linear, linear
 from regard.nn.masks import Layout
 from regard.nn.norms import make_norm
 from regard.nn.products import ACTIVATIONS
@@ -28,7 +29,7 @@ class VocabularyHead(nn.Module):
         self.dense = self.norm = None
         if config.transform:
             assert isinstance(tower, c.Stack)
-            self.dense, self.norm = nn.Linear(d, d), make_norm(tower, d)
+            self.dense, self.norm = Linear(d, d), make_norm(tower, d)
             self.activation = ACTIVATIONS[tower.activation]
         self.weight = None if config.tied else nn.Parameter(torch.empty(vocab_size, d))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if config.bias else None
@@ -47,7 +48,7 @@ class VocabularyHead(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "... C"], table: Float[Tensor, "V C"]) -> Float[Tensor, "... V"]:
         hidden = self.transformed(hidden)
-        return F.linear(hidden, table, self.bias) if self.packed is None else self.packed(hidden)
+        return linear(hidden, table, self.bias) if self.packed is None else self.packed(hidden)
 
 
 class Mix(nn.Module):
@@ -72,7 +73,7 @@ class LabelsHead(nn.Module):
     def __init__(self, config: c.Labels, d: int):
         super().__init__()
         self.dropout = config.dropout
-        self.classify = nn.Linear(d, config.n_labels)
+        self.classify = Linear(d, config.n_labels)
 
     def forward(self, hidden: Float[Tensor, "B T C"], layout: Layout = Layout()) -> Float[Tensor, "B T L"]:
         return self.classify(F.dropout(hidden, self.dropout, self.training))
@@ -107,8 +108,8 @@ class PooledHead(nn.Module):
     def __init__(self, config: c.Pooled, d: int):
         super().__init__()
         self.how, self.activation, self.dropout = config.pool, config.activation, config.dropout
-        self.dense = nn.Linear(d, d) if config.dense else None
-        self.classify = nn.Linear(d, config.n_labels) if config.n_labels else None
+        self.dense = Linear(d, d) if config.dense else None
+        self.classify = Linear(d, config.n_labels) if config.n_labels else None
 
     def forward(self, hidden: Float[Tensor, "B T C"], layout: Layout = Layout()) -> Float[Tensor, "B L"]:
         pooled = pool(hidden, self.how, layout)
@@ -138,8 +139,8 @@ class ContrastiveHead(nn.Module):
     def __init__(self, config: c.Contrastive, d_first: int, d_text: int):
         super().__init__()
         self.config = config
-        self.first = nn.Linear(d_first, config.d_embed, bias=False)
-        self.text = nn.Linear(d_text, config.d_embed, bias=False)
+        self.first = Linear(d_first, config.d_embed, bias=False)
+        self.text = Linear(d_text, config.d_embed, bias=False)
         self.log_scale = nn.Parameter(torch.empty(()))
 
     def reset_parameters(self) -> None:

@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.nn.blocks import Block
+from regard.nn.linear import Linear, linear
 
 A, B = "lora_a", "lora_b"
 
 
-class LoRALinear(nn.Linear):
+class LoRALinear(Linear):
     """A linear layer with two narrow matrices beside its own, which is the given layer's."""
 
-    def __init__(self, layer: nn.Linear, rank: int, alpha: float):
+    def __init__(self, layer: Linear, rank: int, alpha: float):
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.scale = layer.in_features, layer.out_features, alpha / rank
         self.weight, self.bias = layer.weight, layer.bias
@@ -32,8 +32,8 @@ class LoRALinear(nn.Linear):
         nn.init.normal_(self.lora_a, std=layer.in_features**-0.5)
 
     def forward(self, input: Float[Tensor, "... N"]) -> Float[Tensor, "... M"]:
-        beside = F.linear(F.linear(input, self.lora_a), self.lora_b)
-        return F.linear(input, self.weight, self.bias) + self.scale * beside
+        beside = linear(linear(input, self.lora_a), self.lora_b)
+        return linear(input, self.weight, self.bias) + self.scale * beside
 
 
 def add_lora(blocks: Iterable[nn.Module], rank: int, alpha: float) -> None:
@@ -50,7 +50,7 @@ def add_lora(blocks: Iterable[nn.Module], rank: int, alpha: float) -> None:
         assert isinstance(block, Block)
         for part in [*block.modules()]:
             for name, layer in part.named_children():
-                if type(layer) is nn.Linear:
+                if type(layer) is Linear:
                     setattr(part, name, LoRALinear(layer, rank, alpha))
 
 

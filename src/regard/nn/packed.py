@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from regard.nn.blocks import MLP
 from regard.nn.heads import VocabularyHead
+from regard.nn.linear import Linear
 from regard.nn.products import ACTIVATIONS
 from regard.nn.transformer import Transformer
 from regard.weights import quantised
@@ -182,9 +183,9 @@ def pack(model: Transformer, *, int8: bool = False) -> None:
     keep = model.config.shape == "decoder" and size <= MOST_KEPT
     make = Int8 if int8 else partial(Packed, keep=keep)
     # A layer that is held nowhere else goes when the next is packed: there are never two of the whole model.
-    for module in [module for module in model.modules() if type(module) is not nn.Linear]:
+    for module in [module for module in model.modules() if type(module) is not Linear]:
         for name, layer in module.named_children():
-            if type(layer) is nn.Linear and (int8 or packs(layer.weight)):
+            if type(layer) is Linear and (int8 or packs(layer.weight)):
                 then = None
                 if isinstance(module, MLP) and name == "up" and not module.gated and module.activation in APPLIED:
                     then, module.activation = module.activation, None

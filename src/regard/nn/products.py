@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.nn.linear import Linear, autocast_dtype
+
 HAS_TRITON = find_spec("triton") is not None
 HALF = (torch.bfloat16, torch.float16)
 COLUMNS = 64  # at least, that a kernel takes together
@@ -38,18 +40,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """What autocast would compute in where x is; None where it is off."""
-    device = x.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return None
-    return torch.get_autocast_dtype(device)
-
-
 def activated(layer: nn.Module, x: Float[Tensor, "*N K"], activation: str | None) -> Float[Tensor, "*N M"]:
     """A layer's output after its activation, if there is one.
 
-    >>> layer = nn.Linear(3, 5)
+    >>> layer = Linear(3, 5)
     >>> bool((activated(layer, torch.ones(2, 3), "relu") >= 0).all())
     True
     """
@@ -64,7 +58,7 @@ def activated(layer: nn.Module, x: Float[Tensor, "*N K"], activation: str | None
 def parted(layer: nn.Module, x: Float[Tensor, "*N K"], widths: Sequence[int]) -> tuple[Tensor, ...]:
     """A layer's output in two or three parts: queries, keys and values.
 
-    >>> [part.shape[1] for part in parted(nn.Linear(3, 11), torch.ones(2, 3), [5, 4, 2])]
+    >>> [part.shape[1] for part in parted(Linear(3, 11), torch.ones(2, 3), [5, 4, 2])]
     [5, 4, 2]
     """
     if not _fits(layer, x) or any(width % COLUMNS for width in widths):
@@ -95,14 +89,14 @@ def trains_by_kernels(x: Tensor) -> bool:
     return HAS_TRITON and x.is_cuda and torch.is_grad_enabled()
 
 
-def _fits(layer: nn.Module, x: Tensor) -> TypeGuard[nn.Linear]:
+def _fits(layer: nn.Module, x: Tensor) -> TypeGuard[Linear]:
     """Whether a layer is trained in half precision on a GPU, and is what it seems: no adapter, no whole numbers."""
-    if not trains_by_kernels(x) or type(layer) is not nn.Linear or (autocast_dtype(x) or x.dtype) not in HALF:
+    if not trains_by_kernels(x) or type(layer) is not Linear or (autocast_dtype(x) or x.dtype) not in HALF:
         return False
     return layer.bias is not None and layer.out_features % COLUMNS == 0
 
 
-def _operands(layer: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _operands(layer: Linear, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows, weight and bias, as autocast would have them."""
     dtype = autocast_dtype(x) or x.dtype
     return x.flatten(0, -2).to(dtype), layer.weight.to(dtype), layer.bias.to(dtype)

@@ -21,6 +21,7 @@ from regard.nn.attention import Attended, Attention
 from regard.nn.cache import KeyValue, check_batch, check_rows, join_masks, put_rows
 from regard.nn.embed import TokenEmbed
 from regard.nn.heads import pool
+from regard.nn.linear import Linear, linear
 from regard.nn.masks import Layout, Lowered, lower_memory
 from regard.nn.outputs import Encoded
 
@@ -123,11 +124,11 @@ class Cell(nn.Module):
         """One token on: the new state and, for an LSTM, the new cell."""
         if cell is None:
             return torch.gru_cell(x, state, self.weight_x, self.weight_h, self.bias_x, self.bias_h), None
-        gates = F.linear(x, self.weight_x, self.bias_x) + F.linear(state, self.weight_h, self.bias_h)
+        gates = linear(x, self.weight_x, self.bias_x) + linear(state, self.weight_h, self.bias_h)
         take, keep, new, show = gates.chunk(4, dim=-1)
         cell = keep.sigmoid() * cell + take.sigmoid() * new.tanh()
         state = show.sigmoid() * cell.tanh()
-        return (state if self.project is None else F.linear(state, self.project)), cell
+        return (state if self.project is None else linear(state, self.project)), cell
 
     def forward(self, x: Float[Tensor, "B T E"], state: Float[Tensor, "B D"]) -> Float[Tensor, "B T D"]:
         """A whole sequence, in one fused call where torch has one.
@@ -168,7 +169,7 @@ class RecurrentTower(nn.Module):
         self.attn = self.readout = self.bridge = None
         d_in = config.d_input
         if d_memory is not None:
-            self.bridge = nn.Linear(d_memory, config.n_layers * config.d_state)
+            self.bridge = Linear(d_memory, config.n_layers * config.d_state)
         if d_memory is not None and config.score is not None:
             self.attn = Attention(
                 config.d_hidden,
@@ -177,7 +178,7 @@ class RecurrentTower(nn.Module):
                 d_attention=config.d_attention,
                 identity=("q", "k", "v", "out"),
             )
-            self.readout = nn.Linear(config.d_hidden + d_memory + d_in, d_in)
+            self.readout = Linear(config.d_hidden + d_memory + d_in, d_in)
             d_in += d_memory
         self.forwards = self._direction(d_in)
         self.backwards = self._direction(d_in) if config.bidirectional else None

@@ -19,13 +19,14 @@ from regard.nn.attention import Attention
 from regard.nn.blocks import Block
 from regard.nn.cache import Cache, KeyValue
 from regard.nn.heads import VocabularyHead
+from regard.nn.linear import Linear
 from regard.nn.masks import Layout, Lowered
 from regard.nn.packed import Int8, Packed
 from regard.nn.positions import Rotation, rotate
 from regard.nn.transformer import Tower, Transformer
 
 MOST_QUERIES = 64  # that look at the same keys
-LINEAR = (nn.Linear, Packed, Int8)
+LINEAR = (Linear, Packed, Int8)
 
 
 def fits(model: Transformer, cache: Cache, ids: Int[Tensor, "B N"]) -> bool:
@@ -161,7 +162,7 @@ def _after(kernels: Any, block: Block, x: Tensor, branch: Tensor, layer: nn.Modu
 
 def _weights(layer: nn.Module) -> tuple[Any, ...]:
     """What a product is with: a weight and a bias, or a packed layer, which has none that could be told."""
-    return (layer.weight, layer.bias) if isinstance(layer, nn.Linear) else (layer,)
+    return (layer.weight, layer.bias) if isinstance(layer, Linear) else (layer,)
 
 
 def _turn(x: Float[Tensor, "R d"], heads: int, by: Rotation) -> None:

@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.nn.products import HALF, HAS_TRITON, autocast_dtype
+from regard.nn.linear import ROWS, add_product, autocast_dtype, by_onednn, filled_up, product
+from regard.nn.products import HALF, HAS_TRITON
 
 # A GPU's matrix units want rows that are a multiple of this wide; GPT-2 has 50,257 tokens.
 ROW_MULTIPLE = {"cuda": 64}
 # Scores at a time: what fills a GPU (0.8 GB in bfloat16), and what stays in a CPU's cache.
-CHUNK = {"cuda": 2**28 + 2**27 + 2**24, "cpu": 2**21}
+CHUNK = {"cuda": 2**28 + 2**27 + 2**24, "cpu": 2**22}
 
 
 def token_loss(
@@ -71,13 +72,15 @@ def two_pass_loss(
 
 
 def _asked(passes: Sequence[Tensor], targets: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Vectors and targets a row each, and how many targets count. What is left out is not computed on a CPU; elsewhere
-    leaving it out would wait for the device, or change shapes."""
+    """Vectors and targets a row each, and how many targets count. What is left out is not computed on a CPU, but for
+    the rows that keep shapes few; elsewhere leaving it out would wait for the device, or change shapes."""
     rows, targets = [hidden.flatten(0, -2) for hidden in passes], targets.flatten()
     real = targets >= 0
     count = real.sum()
     if _on_cpu(targets) and count < len(targets):
         rows, targets = [hidden[real] for hidden in rows], targets[real]
+    if _on_cpu(targets) and (autocast_dtype(rows[0]) or rows[0].dtype) in by_onednn():
+        rows, targets = [filled_up(hidden) for hidden in rows], filled_up(targets, -1)
     return rows, targets, count
 
 
@@ -86,7 +89,7 @@ def _chunks(hidden: Tensor, table: Tensor, chunk: int | None) -> int:
     device = hidden.device.type
     if chunk is None:
         chunk = max(1, CHUNK.get(device, CHUNK["cpu"]) // table.shape[0])
-    return _even(len(hidden), chunk, ROW_MULTIPLE.get(device, 1))
+    return _even(len(hidden), chunk, ROW_MULTIPLE.get(device, 1 if len(hidden) % ROWS else ROWS))
 
 
 def _even(n: int, chunk: int, multiple: int) -> int:
@@ -106,14 +109,15 @@ def _on_cpu(x: Tensor) -> bool:
 
 def _softmax_(scores: Float[Tensor, "n V"], real: Bool[Tensor, "n 1"]) -> tuple[Tensor, Float[Tensor, "n V"]]:
     """The logarithm of each row's sum of exponentials, and softmax in place of the scores; zeros where a row is not
-    real, of which :func:`token_loss` leaves none on a CPU."""
+    real, of which :func:`token_loss` leaves few on a CPU."""
     if not _on_cpu(scores):
         norm = scores.logsumexp(-1, keepdim=True)
         return norm, scores.sub_(torch.where(real, norm, torch.inf)).exp_()
     # torch's softmax takes each row once, while it is in the cache. The largest score and its share tell the sum.
     largest = scores.amax(-1, keepdim=True)
     torch.softmax(scores, -1, out=scores)
-    return largest - scores.amax(-1, keepdim=True).log(), scores
+    norm = largest - scores.amax(-1, keepdim=True).log()
+    return norm, scores if real.all() else scores.mul_(real)
 
 
 def _scored(
@@ -175,7 +179,7 @@ class _ChunkedLoss(torch.autograd.Function):
         place = x.new_empty(min(chunk, len(x)), len(wide)) if _on_cpu(x) else None
         for start in range(0, len(x), chunk):
             rows, wanted = x[start : start + chunk], targets[start : start + chunk]
-            scores = torch.mm(rows, wide.T, out=None if place is None else place[: len(rows)])  # (n, V + extra)
+            scores = product(rows, wide.T, out=None if place is None else place[: len(rows)])  # (n, V + extra)
             if wants_gradient and bias is None and _has_kernel(scores):
                 from regard.train.kernels import cross_entropy
 
@@ -192,11 +196,11 @@ class _ChunkedLoss(torch.autograd.Function):
                 if bias is not None:
                     part = change[:, :n_tokens].sum(0, dtype=full)
                     d_bias = part if d_bias is None else d_bias + part
-                d_hidden.append(change @ wide)
+                d_hidden.append(product(change, wide))
                 if d_table is not None and dtype == full:
-                    d_table.addmm_(change.T, rows)
+                    add_product(d_table, change.T, rows)
                 else:
-                    part = (change.T @ rows).to(full)
+                    part = product(change.T, rows).to(full)
                     d_table = part if d_table is None else d_table + part
             del scores, change  # before the next are made
         if wants_gradient:
@@ -230,7 +234,7 @@ class _TwoPassLoss(torch.autograd.Function):
         for start in range(0, len(first), chunk):
             rows = [x[start : start + chunk].to(dtype) for x in (first, second)]
             wanted = targets[start : start + chunk, None]
-            logs = [(x @ wide.T)[:, :n_tokens].to(full) for x in rows]
+            logs = [product(x, wide.T)[:, :n_tokens].to(full) for x in rows]
             logs = [(x if bias is None else x + bias).log_softmax(-1) for x in logs]
             is_target = torch.arange(n_tokens, device=wanted.device) == wanted
             right = torch.where(is_target, 1 - smoothing, 0.0) + smoothing / n_tokens  # (n, V), fused when compiled
@@ -246,8 +250,8 @@ class _TwoPassLoss(torch.autograd.Function):
                     if bias is not None:
                         d_bias = d_bias + change.sum(0)
                     change = F.pad(change.to(dtype), (0, len(wide) - n_tokens))
-                    its.append(change @ wide)
-                    d_table = d_table + (change.T @ x).to(full)
+                    its.append(product(change, wide))
+                    d_table = d_table + product(change.T, x).to(full)
         if wants_gradient:
             whole = [torch.cat(its).to(first.dtype) if its else torch.zeros_like(first) for its in d_passes]
             d_bias = None if bias is None else d_bias.to(bias.dtype)

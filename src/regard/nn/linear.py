@@ -1,0 +1,156 @@
+"""The linear layer, and products of matrices, as a CPU does them best.
+
+torch multiplies float32 by MKL, which leaves AVX-512 to the processors of its maker: others are left with half of what
+they can do (EPYC: 230 of 520 GFLOP/s). oneDNN, by which torch multiplies bfloat16, uses all of it, so there products of
+some size go to it, gradients included; elsewhere these are torch's own. oneDNN keeps half a megabyte for every shape
+that it meets, and every batch of text has another: rows of zeros make them few.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+FEWEST = 2**22  # multiplications of a product, from which oneDNN is the faster, its call included
+ROWS = 128  # a multiple of which it is given
+
+
+class Linear(nn.Linear):
+    """torch's linear layer, by :func:`linear`.
+
+    >>> layer, x = Linear(3, 5), torch.ones(2, 3)
+    >>> torch.allclose(layer(x), F.linear(x, layer.weight, layer.bias))
+    True
+    """
+
+    def forward(self, input: Float[Tensor, "*N K"]) -> Float[Tensor, "*N M"]:
+        return linear(input, self.weight, self.bias)
+
+
+def linear(
+    x: Float[Tensor, "*N K"], weight: Float[Tensor, "M K"], bias: Float[Tensor, " M"] | None = None
+) -> Float[Tensor, "*N M"]:
+    """``x @ weight.T + bias``, as autocast would have it.
+
+    >>> linear(torch.ones(2, 3), torch.ones(5, 3)).shape
+    torch.Size([2, 5])
+    """
+    dtype = autocast_dtype(x) or x.dtype
+    if not _is_large(x, weight.t()) or dtype not in by_onednn():
+        return F.linear(x, weight, bias)
+    rows = x.reshape(-1, x.shape[-1]).to(dtype)
+    out = _Linear.apply(rows, weight.to(dtype), None if bias is None else bias.to(dtype))
+    return out.view(*x.shape[:-1], len(weight))
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)  # as they are: others may keep x too
+        multiply = _onednn if x.dtype == torch.float32 else F.linear  # which gives bfloat16 to oneDNN by itself
+        return multiply(filled_up(x), weight, bias)[: len(x)]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, change):  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
+        d_bias = change.sum(0) if wants_bias else None
+        change = filled_up(change)
+        d_x = product(change, weight)[: len(x)] if wants_x else None
+        return d_x, product(change.t(), filled_up(x)) if wants_weight else None, d_bias
+
+
+def product(
+    a: Float[Tensor, "N K"], b: Float[Tensor, "K M"], *, out: Float[Tensor, "N M"] | None = None
+) -> Float[Tensor, "N M"]:
+    """``a @ b``, of which no gradient is asked; torch's own may be put into ``out``, which saves new memory.
+
+    >>> product(torch.ones(2, 3), torch.ones(3, 5)).shape
+    torch.Size([2, 5])
+    """
+    if not _is_faster(a, b):
+        return torch.mm(a, b, out=out)
+    if a.is_contiguous() or len(a) <= b.shape[1]:
+        return _onednn(a, b.t())
+    return _onednn(b.t(), a).t()  # the left one is laid out anew, row by row: better the smaller
+
+
+def add_product(total: Float[Tensor, "N M"], a: Float[Tensor, "N K"], b: Float[Tensor, "K M"]) -> None:
+    """``total += a @ b``, of which no gradient is asked.
+
+    >>> total = torch.ones(2, 5)
+    >>> add_product(total, torch.ones(2, 3), torch.ones(3, 5))
+    >>> total[0, 0]
+    tensor(4.)
+    """
+    if _is_faster(a, b):
+        total.add_(product(a, b))
+    else:
+        total.addmm_(a, b)
+
+
+def filled_up(x: Tensor, value: int = 0) -> Tensor:
+    """With more rows after the last, up to a multiple of ROWS.
+
+    >>> len(filled_up(torch.ones(3, 2)))
+    128
+    """
+    more = -len(x) % ROWS
+    return F.pad(x, (0, 0) * (x.dim() - 1) + (0, more), value=value) if more else x
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast would compute in where x is; None where it is off."""
+    device = x.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+@cache
+def by_onednn() -> tuple[torch.dtype, ...]:
+    """What oneDNN multiplies: bfloat16 where the processor can, and float32 where it is the faster, which is with
+    AVX-512 by somebody else than MKL's maker.
+
+    >>> torch.float64 in by_onednn()
+    False
+    """
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return ()
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.backends.mkl.is_available()
+    has = {
+        torch.float32: wide and "Intel" not in _maker(),
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    }
+    return tuple(dtype for dtype in has if has[dtype])
+
+
+def _is_large(a: Float[Tensor, "*N K"], b: Float[Tensor, "K M"]) -> bool:
+    """Whether a product is large, and a CPU does it as it comes."""
+    return a.device.type == "cpu" and not torch.compiler.is_compiling() and a.numel() * b.shape[1] >= FEWEST
+
+
+def _is_faster(a: Float[Tensor, "N K"], b: Float[Tensor, "K M"]) -> bool:
+    """Whether oneDNN is to multiply what torch would not give to it."""
+    return _is_large(a, b) and a.dtype == torch.float32 and a.dtype in by_onednn()
+
+
+def _onednn(x: Float[Tensor, "N K"], weight: Float[Tensor, "M K"], bias: Tensor | None = None) -> Float[Tensor, "N M"]:
+    if not (weight.is_contiguous() or weight.t().is_contiguous()):
+        weight = weight.contiguous()
+    return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
+
+
+def _maker() -> str:
+    """Who made the processor, as the system says."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        return next((line for line in lines if line.startswith("vendor_id")), "")
+    return os.environ.get("PROCESSOR_IDENTIFIER", "Intel")  # on Windows; one that nobody names stays with MKL
