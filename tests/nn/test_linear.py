@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from regard.nn import linear as module
-from regard.nn.linear import ROWS, Linear, add_product, filled_up, linear, product
+from regard.nn.linear import ROWS, ZEN_5, Linear, add_product, amd_family, filled_up, linear, product
 from regard.nn.lora import LoRALinear
 
 pytestmark = pytest.mark.skipif(
@@ -73,6 +73,13 @@ def test_elsewhere_products_are_torchs():
     assert product(a, b, out=place) is place
     assert torch.equal(place, a @ b)
     assert torch.equal(linear(a, b.t()), F.linear(a, b.t()))
+
+
+def test_processors_are_told_apart():
+    assert amd_family("processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\n") == ZEN_5
+    assert amd_family("AMD64 Family 25 Model 97 Stepping 2, AuthenticAMD") == 25
+    assert amd_family("vendor_id\t: GenuineIntel\ncpu family\t: 6\n") == 0
+    assert amd_family("") == 0
 
 
 def test_shapes_are_few(seen):

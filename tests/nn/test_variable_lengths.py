@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo.utils import counters
 
+import regard.nn
 from laws.cases import CASES, an_input, build, outputs, without_dropout
 from regard import presets
 from regard.config import InputError
@@ -91,7 +92,7 @@ def test_a_layer_whose_products_go_to_the_short_kernel_as_they_are(kind, rows, m
         texts = Texts(query_bounds, key_bounds, longest_query, longest_key)
         return one_by_one(q, k, v, texts, is_causal=is_causal, scale=scale, dropout=0), None
 
-    monkeypatch.setitem(sys.modules, "regard.nn.text_kernels", SimpleNamespace(attend_short=plainly))
+    monkeypatch.setattr(regard.nn, "text_kernels", SimpleNamespace(attend_short=plainly), raising=False)
     monkeypatch.setattr(attention, "_has_short", lambda *_: True)
     short = Lowered(kind == "causal", texts=None if rows else mask.texts)
     found = with_gradients(layer(*given, mask=short)[0], inputs)

@@ -1,14 +1,15 @@
 """The linear layer, and products of matrices, as a CPU does them best.
 
-torch multiplies float32 by MKL, which leaves AVX-512 to the processors of its maker: others are left with half of what
-they can do (EPYC: 230 of 520 GFLOP/s). oneDNN, by which torch multiplies bfloat16, uses all of it, so there products of
-some size go to it, gradients included; elsewhere these are torch's own. oneDNN keeps half a megabyte for every shape
-that it meets, and every batch of text has another: rows of zeros make them few.
+torch multiplies float32 by MKL, which leaves AVX-512 to the processors of its maker: AMD's, which have all of it since
+Zen 5, do half of what they can (two cores: 230 of 520 GFLOP/s). oneDNN, by which torch multiplies bfloat16, uses it, so
+there products of some size go to it, gradients included; elsewhere these are torch's own. oneDNN keeps half a megabyte
+for every shape that it meets, and every batch of text has another: rows of zeros make them few.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from functools import cache
 
@@ -20,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 FEWEST = 2**22  # multiplications of a product, from which oneDNN is the faster, its call included
 ROWS = 128  # a multiple of which it is given
+ZEN_5 = 26  # AMD's family
 
 
 class Linear(nn.Linear):
@@ -117,8 +119,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 @cache
 def by_onednn() -> tuple[torch.dtype, ...]:
-    """What oneDNN multiplies: bfloat16 where the processor can, and float32 where it is the faster, which is with
-    AVX-512 by somebody else than MKL's maker.
+    """What oneDNN multiplies: bfloat16 where the processor can, and float32 where it is the faster.
 
     >>> torch.float64 in by_onednn()
     False
@@ -127,7 +128,7 @@ def by_onednn() -> tuple[torch.dtype, ...]:
         return ()
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.backends.mkl.is_available()
     has = {
-        torch.float32: wide and "Intel" not in _maker(),
+        torch.float32: wide and amd_family(_processor()) >= ZEN_5,
         torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
     }
     return tuple(dtype for dtype in has if has[dtype])
@@ -149,8 +150,17 @@ def _onednn(x: Float[Tensor, "N K"], weight: Float[Tensor, "M K"], bias: Tensor 
     return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
 
 
-def _maker() -> str:
-    """Who made the processor, as the system says."""
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        return next((line for line in lines if line.startswith("vendor_id")), "")
-    return os.environ.get("PROCESSOR_IDENTIFIER", "Intel")  # on Windows; one that nobody names stays with MKL
+def amd_family(told: str) -> int:
+    """The family of a processor by AMD, from what the system says of it; 0 of another's.
+
+    >>> amd_family("AMD64 Family 26 Model 2 Stepping 1, AuthenticAMD")
+    26
+    """
+    found = re.search(r"(?i)family\W+(\d+)", told)
+    return int(found[1]) if found and "AuthenticAMD" in told else 0
+
+
+def _processor() -> str:
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        return file.read(1_000)
+    return os.environ.get("PROCESSOR_IDENTIFIER", "")  # on Windows
