@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 # on a quiet machine (docs/performance.md). It is read when torch is loaded.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-# oneDNN keeps half a megabyte for each of the last 1,024 shapes that it met, and texts have many: between those, memory is
-# never free in one piece. To make one anew takes a tenth of a millisecond.
+# oneDNN keeps half a megabyte for each of the last 1,024 shapes that it met, and texts have many: between those, memory
+# is never free in one piece. To make one anew takes a tenth of a millisecond.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
 __version__ = "0.1.0"  # a test holds it against pyproject.toml
