@@ -6,7 +6,7 @@ source with its translation, and each target behind its own.
 The model was trained in both directions, on the pairs of one and as many turned around (recipes/europarl.py writes
 turned.tsv): the first half of the first data directory is translated, and turned. The second one has those pairs and
 what was made of them, three times as many, or as many as there are after --seconds. --processes share a GPU, which each
-would leave idle now and then; each holds up to 30 GB of it, so that an H200 takes four (five ran out of memory).
+would leave idle now and then; each holds up to 30 GB of it, and five ran out of an H200's memory.
 """
 
 from __future__ import annotations
