@@ -8,10 +8,7 @@ from regard.nn import linear as module
 from regard.nn.linear import ROWS, ZEN_5, Linear, add_product, amd_family, filled_up, linear, product
 from regard.nn.lora import LoRALinear
 
-pytestmark = pytest.mark.skipif(
-    not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"),
-    reason="this torch has no oneDNN",
-)
+pytestmark = pytest.mark.skipif(not module.has_onednn(torch.float32), reason="this torch has no oneDNN")
 SHAPES = [(1, 7, 5), (131, 11, 13), (ROWS, 13, 11), (2 * ROWS + 1, 3, 17)]
 
 
@@ -20,6 +17,7 @@ def seen(monkeypatch):
     """Everything goes to oneDNN; the rows that it is given."""
     rows, multiply = [], module._onednn
     monkeypatch.setattr(module, "FEWEST", 1)
+    monkeypatch.setattr(module, "MANY", 1)
     monkeypatch.setattr(module, "by_onednn", lambda: (torch.float32, torch.bfloat16))
     monkeypatch.setattr(module, "_onednn", lambda x, *args: (rows.append(len(x)), multiply(x, *args))[1])
     return rows
@@ -92,6 +90,15 @@ def test_shapes_are_few(seen):
     assert len(filled_up(torch.ones(ROWS, 2))) == ROWS
 
 
+def test_few_rows_stay_few(seen, monkeypatch):
+    """A hundred rows of zeros would cost more than the five before them."""
+    monkeypatch.setattr(module, "MANY", 4 * ROWS)
+    layer = Linear(3, 7)
+    for n in (5, 4 * ROWS - 1, 4 * ROWS + 1):
+        layer(torch.randn(n, 3))
+    assert seen == [5, 4 * ROWS - 1, 5 * ROWS]
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_only_what_is_trained_has_a_gradient(frozen, seen):
     layer = Linear(3, 5).requires_grad_(not frozen)
@@ -111,7 +118,7 @@ def test_an_adapter_goes_the_same_way(seen):
     assert len(seen) == 3
 
 
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no bfloat16")
+@pytest.mark.skipif(not module.has_onednn(torch.bfloat16), reason="this processor has no bfloat16")
 def test_autocast_is_heeded(seen):
     layer, x = Linear(67, 71), torch.randn(131, 67, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):

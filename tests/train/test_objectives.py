@@ -20,6 +20,7 @@ N, T, C, V = 3, 7, 11, 13
 @pytest.mark.parametrize("filled", [False, True])
 def test_equals_cross_entropy(filled, smoothing, biased, chunk, monkeypatch):
     monkeypatch.setattr(objectives, "by_onednn", lambda: (torch.float64,) if filled else ())  # with rows of zeros
+    monkeypatch.setattr("regard.nn.linear.MANY", 1)
     hidden, table = torch.randn(N, T, C, dtype=torch.float64), torch.randn(V, C, dtype=torch.float64)
     bias = torch.randn(V, dtype=torch.float64) if biased else None
     targets = torch.randint(-1, V, (N, T))
@@ -42,6 +43,7 @@ def test_equals_cross_entropy(filled, smoothing, biased, chunk, monkeypatch):
 @pytest.mark.parametrize(("multiple", "filled"), [(1, False), (8, False), (1, True)])
 def test_two_passes_equal_their_losses_and_divergences(multiple, filled, smoothing, biased, chunk, monkeypatch):
     monkeypatch.setattr(objectives, "by_onednn", lambda: (torch.float64,) if filled else ())
+    monkeypatch.setattr("regard.nn.linear.MANY", 1)
     monkeypatch.setitem(objectives.ROW_MULTIPLE, "cpu", multiple)
     first, second = (torch.randn(N, T, C, dtype=torch.float64) for _ in range(2))
     table = torch.randn(V, C, dtype=torch.float64)

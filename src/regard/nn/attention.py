@@ -25,11 +25,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.config import ConfigError, InputError, Score, must_divide
 from regard.nn.cache import KeyValue
-from regard.nn.linear import Linear
+from regard.nn.linear import Linear, autocast_dtype
 from regard.nn.masks import Lowered, Texts
 from regard.nn.norms import RMSNorm
 from regard.nn.positions import Rotation, rotate
-from regard.nn.products import HALF, autocast_dtype, parted, trains_by_kernels
+from regard.nn.products import HALF, parted, trains_by_kernels
 
 
 class Attended(NamedTuple):

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 FEWEST = 2**22  # multiplications of a product, from which oneDNN is the faster, its call included
-ROWS = 128  # a multiple of which it is given
+ROWS = 128  # a multiple of which it is given,
+MANY = 4 * ROWS  # from so many on: few rows would cost as much as those that fill them up
 ZEN_5 = 26  # AMD's family
 
 
@@ -100,12 +101,12 @@ def add_product(total: Float[Tensor, "N M"], a: Float[Tensor, "N K"], b: Float[T
 
 
 def filled_up(x: Tensor, value: int = 0) -> Tensor:
-    """With more rows after the last, up to a multiple of ROWS.
+    """With more rows after the last, up to a multiple of ROWS; as they are where they are few.
 
-    >>> len(filled_up(torch.ones(3, 2)))
-    128
+    >>> len(filled_up(torch.ones(515, 2))), len(filled_up(torch.ones(3, 2)))
+    (640, 3)
     """
-    more = -len(x) % ROWS
+    more = -len(x) % ROWS if len(x) >= MANY else 0
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, more), value=value) if more else x
 
 
@@ -124,14 +125,21 @@ def by_onednn() -> tuple[torch.dtype, ...]:
     >>> torch.float64 in by_onednn()
     False
     """
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return ()
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.backends.mkl.is_available()
-    has = {
-        torch.float32: wide and amd_family(_processor()) >= ZEN_5,
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-    }
-    return tuple(dtype for dtype in has if has[dtype])
+    is_best = {torch.float32: wide and amd_family(_processor()) >= ZEN_5, torch.bfloat16: True}
+    return tuple(dtype for dtype in is_best if is_best[dtype] and has_onednn(dtype))
+
+
+def has_onednn(dtype: torch.dtype) -> bool:
+    """Whether this torch has oneDNN's product, and this machine knows the precision.
+
+    >>> has_onednn(torch.float64)
+    False
+    """
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    half = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bool(dtype == torch.float32 or half)
 
 
 def _is_large(a: Float[Tensor, "*N K"], b: Float[Tensor, "K M"]) -> bool:

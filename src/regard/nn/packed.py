@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from regard.nn.blocks import MLP
 from regard.nn.heads import VocabularyHead
-from regard.nn.linear import Linear
+from regard.nn.linear import Linear, has_onednn
 from regard.nn.products import ACTIVATIONS
 from regard.nn.transformer import Transformer
 from regard.weights import quantised
@@ -170,10 +170,8 @@ class _Plain:
 
 def packs(weight: Tensor) -> bool:
     """Whether this machine and this torch can pack a weight."""
-    known = hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    half = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    right = weight.device.type == "cpu" and (weight.dtype == torch.float32 or half)
-    return bool(known and right and torch.backends.mkldnn.is_available())
+    known = has_onednn(weight.dtype) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    return known and weight.device.type == "cpu"
 
 
 @torch.no_grad()

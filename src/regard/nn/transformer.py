@@ -27,11 +27,11 @@ from regard.nn.codes import CodesHead
 from regard.nn.dropout import dropout
 from regard.nn.embed import PatchEmbed, TokenEmbed, make_embed
 from regard.nn.heads import ContrastiveHead, LabelsHead, Mix, Pair, PooledHead, VocabularyHead
+from regard.nn.linear import autocast_dtype
 from regard.nn.masks import Layout, Lowered, Mask, as_layout, cross_mask, lower_memory, self_mask
 from regard.nn.norms import make_norm
 from regard.nn.outputs import Decoded, Encoded
 from regard.nn.positions import Alibi, Learned, Rotary, joined_positions
-from regard.nn.products import autocast_dtype
 from regard.nn.recurrent import RecurrentCache, RecurrentTower
 
 
