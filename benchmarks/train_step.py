@@ -202,7 +202,7 @@ def run(title: str, work: Work, candidates: dict, n_inputs: int, device, args) -
     again = {"regard, again": candidates["regard"]} if on_gpu and not args.only else {}
     makes = {}
     for name, make_model in {**candidates, **again}.items():
-        unwanted = (args.only and args.only not in name) or (args.without and args.without in name)
+        unwanted = (args.only and args.only not in name) or any(word in name for word in args.without)
         if unwanted or ("graphs" in name and not (args.compile and on_gpu)):
             continue
         how = "eager" if not args.compile else "ours" if "regard" in name or "graphs" in name else "plain"
@@ -231,7 +231,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30 if cuda else 10)
     parser.add_argument("--work", choices=["gpt", "translator", "both"], default="both")
     parser.add_argument("--only", help="only candidates whose name has this in it")
-    parser.add_argument("--without", help="all but those whose name has this in it")
+    parser.add_argument("--without", nargs="+", default=[], help="all but those whose name has one of these in it")
     args = parser.parse_args()
     device = torch.device(args.device)
     if args.nanogpt:

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("name", [pytest.param("compiled", marks=pytest.mark.slow), "errors"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("plain/compiled.py", marks=pytest.mark.slow), "plain/errors.py", "nn/test_cublaslt.py"]
+)
 def test_in_a_plain_process(name):
-    path = Path(__file__).parent / "plain" / f"{name}.py"
+    path = Path(__file__).parent / name
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--show-capture=no", path],
         env={**os.environ, "REGARD_PLAIN": "1"},

@@ -5,14 +5,16 @@ import pytest
 import torch
 
 from nn.test_steps import CUDA, DEVICE, needs_kernels
-from nn.test_variable_lengths import of_dynamo
+from nn.test_variable_lengths import of_dynamo, of_graphs
 from regard import presets
 from regard.nn import Transformer, attention, norms, products
+from regard.train.compiled import compiled as train_compiled
 
 pytestmark = [
     needs_kernels,
     pytest.mark.filterwarnings("ignore:overflow encountered"),  # numpy's, of an exponential that may be infinite
     of_dynamo,
+    of_graphs,
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
 ]
 WIDTHS = {"d_model": 64, "n_heads": 4, "d_head": 16, "d_value": 16, "d_ff": 128}
@@ -59,7 +61,9 @@ def test_gradients_are_the_models_own(shape, compiled, everywhere, monkeypatch):
         with torch.autocast("cuda", torch.bfloat16, enabled=CUDA):
             return model(*ids).float().logsumexp(-1).sum()
 
-    function = torch.compile(loss, backend="inductor" if CUDA else "aot_eager") if compiled else loss
+    function = loss
+    if compiled:  # on a GPU as a training is
+        function = train_compiled(loss, torch.device("cuda")) if CUDA else torch.compile(loss, backend="aot_eager")
     weights = list(model.parameters())
     found = torch.autograd.grad(function(*ids), weights)
     assert everywhere == {"_fits", "_has_short"}

@@ -214,6 +214,7 @@ def test_wide_bounds_are_refused():
 # Annotations that are checked cannot be compiled (tests/test_plain.py).
 plainly = pytest.mark.skipif(not os.environ.get("REGARD_PLAIN"), reason="runs in a process of its own")
 # torch's own, when it compiles an autograd function.
+of_graphs = pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # torch's own first one
 of_dynamo = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
@@ -299,6 +300,7 @@ def test_dropout_is_the_same_in_the_backward_pass():
 @on_gpu
 @plainly
 @of_dynamo
+@of_graphs
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.parametrize(
     ("longest", "dtype", "near"), [(29, None, 1e-4), (29, torch.bfloat16, 0.15), (1000, torch.bfloat16, 0.15)]

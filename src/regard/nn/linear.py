@@ -1,9 +1,12 @@
-"""The linear layer, and products of matrices, as a CPU does them best.
+"""The linear layer, and products of matrices, as a machine does them best.
 
 torch multiplies float32 by MKL, which leaves AVX-512 to the processors of its maker: AMD's, which have all of it since
 Zen 5, do half of what they can (two cores: 230 of 520 GFLOP/s). oneDNN, by which torch multiplies bfloat16, uses it, so
-there products of some size go to it, gradients included; elsewhere these are torch's own. oneDNN keeps half a megabyte
-for every shape that it meets, and every batch of text has another: rows of zeros make them few.
+there products of some size go to it, gradients included. oneDNN keeps half a megabyte for every shape that it meets,
+and every batch of text has another: rows of zeros make them few.
+
+On a GPU a compiled training in half precision has cuBLASLt multiply (:mod:`regard.nn.cublaslt`), and the gradients of
+weights come in the weights' own precision. Elsewhere all of these are torch's own.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from regard.nn import cublaslt
+
+HALF = (torch.bfloat16, torch.float16)
 FEWEST = 2**22  # multiplications of a product, from which oneDNN is the faster, its call included
 ROWS = 128  # a multiple of which it is given,
 MANY = 4 * ROWS  # from so many on: few rows would cost as much as those that fill them up
@@ -46,44 +51,64 @@ def linear(
     torch.Size([2, 5])
     """
     dtype = autocast_dtype(x) or x.dtype
-    if not _is_large(x, weight.t()) or dtype not in by_onednn():
+    on_cpu = _is_large(x, weight.t()) and dtype in by_onednn()
+    if not on_cpu and not (is_compiled(x, dtype) and _fits_cublaslt(weight)):
         return F.linear(x, weight, bias)
-    rows = x.reshape(-1, x.shape[-1]).to(dtype)
-    out = _Linear.apply(rows, weight.to(dtype), None if bias is None else bias.to(dtype))
+    out = _Linear.apply(x.reshape(-1, x.shape[-1]).to(dtype), weight, bias)
     return out.view(*x.shape[:-1], len(weight))
 
 
 class _Linear(torch.autograd.Function):
+    """Rows in the precision that is computed in; weight and bias in their own, and so their gradients."""
+
     @staticmethod
     def forward(ctx, x, weight, bias):
+        weight, ctx.dtype = weight.to(x.dtype), weight.dtype
+        bias = None if bias is None else bias.to(x.dtype)
         ctx.save_for_backward(x, weight)  # as they are: others may keep x too
-        multiply = _onednn if x.dtype == torch.float32 else F.linear  # which gives bfloat16 to oneDNN by itself
+        multiply = _onednn if x.dtype == torch.float32 else affine  # torch gives bfloat16 to oneDNN by itself
         return multiply(filled_up(x), weight, bias)[: len(x)]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, change):  # type: ignore[override]
         x, weight = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
-        d_bias = change.sum(0) if wants_bias else None
+        d_bias = change.sum(0, dtype=ctx.dtype) if wants_bias else None
         change = filled_up(change)
         d_x = product(change, weight)[: len(x)] if wants_x else None
-        return d_x, product(change.t(), filled_up(x)) if wants_weight else None, d_bias
+        return d_x, product(change.t(), filled_up(x), dtype=ctx.dtype) if wants_weight else None, d_bias
+
+
+def affine(x: Float[Tensor, "N K"], weight: Float[Tensor, "M K"], bias: Float[Tensor, " M"] | None) -> Tensor:
+    """``x @ weight.T + bias``, of which no gradient is asked, and all in one precision.
+
+    >>> affine(torch.ones(2, 3), torch.ones(5, 3), None).shape
+    torch.Size([2, 5])
+    """
+    return cublaslt.product(x, weight.t(), bias, x.dtype) if is_compiled(x) else F.linear(x, weight, bias)
 
 
 def product(
-    a: Float[Tensor, "N K"], b: Float[Tensor, "K M"], *, out: Float[Tensor, "N M"] | None = None
+    a: Float[Tensor, "N K"],
+    b: Float[Tensor, "K M"],
+    *,
+    out: Float[Tensor, "N M"] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "N M"]:
-    """``a @ b``, of which no gradient is asked; torch's own may be put into ``out``, which saves new memory.
+    """``a @ b``, of which no gradient is asked, in their precision or another; torch's own may be put into ``out``,
+    which saves new memory.
 
     >>> product(torch.ones(2, 3), torch.ones(3, 5)).shape
     torch.Size([2, 5])
     """
+    dtype = dtype or a.dtype
+    if is_compiled(a):
+        return cublaslt.product(a, b, None, dtype)
     if not _is_faster(a, b):
-        return torch.mm(a, b, out=out)
+        return torch.mm(a, b, out=out).to(dtype)
     if a.is_contiguous() or len(a) <= b.shape[1]:
-        return _onednn(a, b.t())
-    return _onednn(b.t(), a).t()  # the left one is laid out anew, row by row: better the smaller
+        return _onednn(a, b.t()).to(dtype)
+    return _onednn(b.t(), a).t().to(dtype)  # the left one is laid out anew, row by row: better the smaller
 
 
 def add_product(total: Float[Tensor, "N M"], a: Float[Tensor, "N K"], b: Float[Tensor, "K M"]) -> None:
@@ -94,19 +119,21 @@ def add_product(total: Float[Tensor, "N M"], a: Float[Tensor, "N K"], b: Float[T
     >>> total[0, 0]
     tensor(4.)
     """
-    if _is_faster(a, b):
+    if is_compiled(a):
+        cublaslt.add_product(total, a, b)
+    elif _is_faster(a, b):
         total.add_(product(a, b))
     else:
         total.addmm_(a, b)
 
 
 def filled_up(x: Tensor, value: int = 0) -> Tensor:
-    """With more rows after the last, up to a multiple of ROWS; as they are where they are few.
+    """With more rows after the last, up to a multiple of ROWS, on a CPU; as they are where they are few.
 
     >>> len(filled_up(torch.ones(515, 2))), len(filled_up(torch.ones(3, 2)))
     (640, 3)
     """
-    more = -len(x) % ROWS if len(x) >= MANY else 0
+    more = -len(x) % ROWS if x.device.type == "cpu" and len(x) >= MANY else 0
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, more), value=value) if more else x
 
 
@@ -140,6 +167,20 @@ def has_onednn(dtype: torch.dtype) -> bool:
         return False
     half = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return bool(dtype == torch.float32 or half)
+
+
+def _fits_cublaslt(weight: Float[Tensor, "M K"]) -> bool:
+    """Whether rows and columns begin where a GPU's matrix units want them."""
+    return not any(n % 8 for n in weight.shape)
+
+
+def is_compiled(x: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Whether a graph for a GPU is compiled in which x is computed in half precision.
+
+    >>> is_compiled(torch.ones(3))
+    False
+    """
+    return x.is_cuda and torch.compiler.is_compiling() and (dtype or x.dtype) in HALF
 
 
 def _is_large(a: Float[Tensor, "*N K"], b: Float[Tensor, "K M"]) -> bool:

@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.linear import Linear, autocast_dtype
+from regard.nn import cublaslt
+from regard.nn.linear import HALF, Linear, affine, autocast_dtype, is_compiled, product
 
 HAS_TRITON = find_spec("triton") is not None
-HALF = (torch.bfloat16, torch.float16)
 COLUMNS = 64  # at least, that a kernel takes together
 
 
@@ -93,13 +93,12 @@ def _fits(layer: nn.Module, x: Tensor) -> TypeGuard[Linear]:
     """Whether a layer is trained in half precision on a GPU, and is what it seems: no adapter, no whole numbers."""
     if not trains_by_kernels(x) or type(layer) is not Linear or (autocast_dtype(x) or x.dtype) not in HALF:
         return False
-    return layer.bias is not None and layer.out_features % COLUMNS == 0
+    return layer.bias is not None and layer.out_features % COLUMNS == 0 and layer.in_features % 8 == 0
 
 
 def _operands(layer: Linear, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, weight and bias, as autocast would have them."""
-    dtype = autocast_dtype(x) or x.dtype
-    return x.flatten(0, -2).to(dtype), layer.weight.to(dtype), layer.bias.to(dtype)
+    """Rows as autocast would have them; weight and bias as they are."""
+    return x.flatten(0, -2).to(autocast_dtype(x) or x.dtype), layer.weight, layer.bias
 
 
 class _Activated(torch.autograd.Function):
@@ -107,10 +106,13 @@ class _Activated(torch.autograd.Function):
     def forward(ctx, x, weight, bias, activation: str):
         from regard.nn.training_kernels import activate, linear_relu
 
+        ctx.dtype, weight, bias = weight.dtype, weight.to(x.dtype), bias.to(x.dtype)
         if activation == "relu":  # whose gradient its output tells
             kept = out = linear_relu(x, weight, bias)
+        elif activation == "gelu_tanh" and is_compiled(x):
+            out, kept = cublaslt.linear_gelu(x, weight, bias)
         else:
-            kept = torch.addmm(bias, x, weight.t())
+            kept = affine(x, weight, bias)
             out = activate(kept, activation)
         ctx.save_for_backward(x, weight, kept)
         ctx.activation = activation
@@ -120,21 +122,25 @@ class _Activated(torch.autograd.Function):
     def backward(ctx, gradient):  # type: ignore[override]
         from regard.nn.training_kernels import activation_gradient
 
-        x, weight, kept = ctx.saved_tensors
-        change, total = activation_gradient(kept, gradient, ctx.activation)
-        return change @ weight, change.t() @ x, total, None
+        kept = ctx.saved_tensors[2]
+        return *_gradients(ctx, *activation_gradient(kept, gradient, ctx.activation)), None
 
 
 class _Parted(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, widths: list[int]):
+        ctx.dtype, weight, bias = weight.dtype, weight.to(x.dtype), bias.to(x.dtype)
         ctx.save_for_backward(x, weight)
-        return torch.addmm(bias, x, weight.t()).split(widths, dim=1)
+        return affine(x, weight, bias).split(widths, dim=1)
 
     @staticmethod
     def backward(ctx, *gradients):  # type: ignore[override]
         from regard.nn.training_kernels import put_together
 
-        x, weight = ctx.saved_tensors
-        change, total = put_together(list(gradients))
-        return change @ weight, change.t() @ x, total, None
+        return *_gradients(ctx, *put_together(list(gradients))), None
+
+
+def _gradients(ctx, change: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of rows, weight and bias, from that of what they make and the sum of its rows."""
+    x, weight = ctx.saved_tensors[:2]
+    return product(change, weight), product(change.t(), x, dtype=ctx.dtype), total.to(ctx.dtype)

@@ -20,7 +20,7 @@ from regard.nn.kernels import activated
 WARPS = 4
 BLOCK = 2_048  # elements that a program activates
 TALL, WIDE = 16, 128  # rows and columns at once
-ROWS = 256  # that a program sums
+ROWS = 128  # that a program sums
 ADDED = 32  # columns of them that a program adds up
 STAGES = 3  # of which two are on their way from memory
 
@@ -62,12 +62,12 @@ def activation_gradient(kept: Tensor, gradient: Tensor, activation: str) -> tupl
         _activation_gradient[_programs(sums, tiles)](
             kept, gradient, out, sums, rows, width, KIND=activation, **tiles
         )  # fmt: skip
-    return out, _added_up(sums, kept.dtype)[0]
+    return out, _added_up(sums)[0]
 
 
 @activation_gradient.register_fake
 def _(kept, gradient, activation):
-    return kept.new_empty(kept.shape), kept.new_empty(kept.shape[1])
+    return kept.new_empty(kept.shape), kept.new_empty(kept.shape[1], dtype=torch.float32)
 
 
 @torch.library.custom_op("regard::put_together", mutates_args=())
@@ -83,13 +83,13 @@ def put_together(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
             first, second, third, *(part.stride(0) for part in (first, second, third)), *begins,
             out, sums, rows, width, **tiles,
         )  # fmt: skip
-    return out, _added_up(sums, first.dtype)[0]
+    return out, _added_up(sums)[0]
 
 
 @put_together.register_fake
 def _(parts):
     width = sum(part.shape[1] for part in parts)
-    return parts[0].new_empty(parts[0].shape[0], width), parts[0].new_empty(width)
+    return parts[0].new_empty(parts[0].shape[0], width), parts[0].new_empty(width, dtype=torch.float32)
 
 
 @torch.library.custom_op("regard::norm_sums", mutates_args=())
@@ -101,7 +101,7 @@ def norm_sums(gradient: Tensor, x: Tensor, mean: Tensor, rate: Tensor, shifted: 
     sums, tiles = _sums(x, width, 1 + shifted), _tiles(width)
     with torch.cuda.device_of(x):
         _norm_sums[_programs(sums, tiles)](gradient, x, mean, rate, sums, rows, width, SHIFT=shifted, **tiles)
-    return _added_up(sums, torch.float32)
+    return _added_up(sums)
 
 
 @norm_sums.register_fake
@@ -124,10 +124,10 @@ def _programs(sums: Tensor, tiles: dict[str, int]) -> tuple[int, int]:
     return sums.shape[2] // tiles["WIDE"], sums.shape[1]
 
 
-def _added_up(sums: Tensor, dtype: torch.dtype) -> Tensor:
+def _added_up(sums: Tensor) -> Tensor:
     """The sums of all programs' sums (m, width)."""
     m, parts, width = sums.shape
-    out = torch.empty(m, width, device=sums.device, dtype=dtype)
+    out = sums.new_empty(m, width)
     with torch.cuda.device_of(sums):
         _add_up[(triton.cdiv(width, ADDED), m)](sums, out, parts, width, TALL=32, WIDE=ADDED, num_warps=WARPS)
     return out

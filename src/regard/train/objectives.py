@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.nn.linear import ROWS, add_product, autocast_dtype, by_onednn, filled_up, product
-from regard.nn.products import HALF, HAS_TRITON
+from regard.nn.linear import HALF, ROWS, add_product, autocast_dtype, by_onednn, filled_up, is_compiled, product
+from regard.nn.products import HAS_TRITON
 
 # A GPU's matrix units want rows that are a multiple of this wide; GPT-2 has 50,257 tokens.
 ROW_MULTIPLE = {"cuda": 64}
@@ -197,11 +197,12 @@ class _ChunkedLoss(torch.autograd.Function):
                     part = change[:, :n_tokens].sum(0, dtype=full)
                     d_bias = part if d_bias is None else d_bias + part
                 d_hidden.append(product(change, wide))
-                if d_table is not None and dtype == full:
+                if d_table is None:
+                    d_table = product(change.T, rows, dtype=full)
+                elif dtype == full or is_compiled(x):
                     add_product(d_table, change.T, rows)
                 else:
-                    part = product(change.T, rows).to(full)
-                    d_table = part if d_table is None else d_table + part
+                    d_table = d_table + product(change.T, rows, dtype=full)
             del scores, change  # before the next are made
         if wants_gradient:
             whole = torch.cat(d_hidden).to(hidden.dtype) if d_hidden else torch.zeros_like(hidden)
@@ -251,7 +252,7 @@ class _TwoPassLoss(torch.autograd.Function):
                         d_bias = d_bias + change.sum(0)
                     change = F.pad(change.to(dtype), (0, len(wide) - n_tokens))
                     its.append(product(change, wide))
-                    d_table = d_table + product(change.T, x).to(full)
+                    d_table = d_table + product(change.T, x, dtype=full)
         if wants_gradient:
             whole = [torch.cat(its).to(first.dtype) if its else torch.zeros_like(first) for its in d_passes]
             d_bias = None if bias is None else d_bias.to(bias.dtype)
