@@ -5,8 +5,10 @@ source with its translation, and each target behind its own.
 
 The model was trained in both directions, on the pairs of one and as many turned around (recipes/europarl.py writes
 turned.tsv): the first half of the first data directory is translated, and turned. The second one has those pairs and
-what was made of them, three times as many, or as many as there are after --seconds. --processes share a GPU, which each
-would leave idle now and then; each holds up to 30 GB of it, and five ran out of an H200's memory.
+what was made of them, three times as many, or as many as there are after --seconds. With --beam a text is translated in
+so many ways, and the one is taken that has the most in common with what stands in its place (sequence-level
+interpolation, Kim and Rush 2016). --processes share a GPU, which each would leave idle now and then; each holds up to
+30 GB of it, and five ran out of an H200's memory.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ import numpy as np
 from regard.data.store import DataDir, Ragged, sha256
 
 ROWS = 65_536  # that a process sorts by length together
-BUDGET = 131_072  # tokens read at once
+BUDGET = 131_072  # tokens read at once, times the ways that each text goes on in
 OTHER = {"source": "target", "target": "source"}
 
 
-def made(run: str, data: str, out: str, part: int, parts: int, until: float) -> None:
-    """One process's share: every so many texts of both columns, translated greedily, ids for ids."""
+def made(run: str, data: str, out: str, part: int, parts: int, until: float, beam: int) -> None:
+    """One process's share: every so many texts of both columns, translated, ids for ids."""
     import regard
     from regard.decode import recorded
     from regard.decode.search import search
@@ -37,7 +39,7 @@ def made(run: str, data: str, out: str, part: int, parts: int, until: float) -> 
     from regard.decode.translate import Unit, asked, batches, encode
 
     model, columns = regard.load(run), halved(DataDir(data))
-    longest = max(int(rows.lengths.max()) for rows in columns.values())
+    longest = 1 + max(int(rows.lengths.max()) for rows in columns.values())  # and the end
     fixed = recorded.fixed_shapes(model.device)
     mine = range(part, len(columns["source"]), parts)
     numbers: dict[str, list[int]] = {name: [] for name in columns}
@@ -49,15 +51,17 @@ def made(run: str, data: str, out: str, part: int, parts: int, until: float) -> 
             units = [Unit("", rows[number].tolist()) for number in mine[begin : begin + ROWS]]
             for unit, number in zip(units, mine[begin:], strict=False):
                 unit.request = number
-            for batch in batches([unit for unit in units if unit.ids], BUDGET, fixed=fixed):
+            for batch in batches([unit for unit in units if unit.ids], BUDGET // beam, fixed=fixed):
                 if time.time() > until:
                     break
-                how = Decoding(beam=1, max_length=min(len(batch[0].ids) * 3 // 2 + 8, longest))
+                how = Decoding(beam=beam, n_best=beam, max_length=min(len(batch[0].ids) * 3 // 2 + 8, longest))
                 answers = search(model.net, **asked(model, batch, encode(model, batch), [how] * len(batch)))
-                for unit, (best, *_) in zip(batch, answers, strict=False):
-                    if best.ended and worth_keeping(len(unit.ids), len(best.ids)):
+                for unit, found in zip(batch, answers, strict=False):
+                    wanted = columns[OTHER[name]][unit.request].tolist()
+                    kept = [one.ids for one in found if one.ended and worth_keeping(len(unit.ids), len(one.ids))]
+                    if kept:
                         numbers[name].append(unit.request)
-                        ids[name].append(best.ids)
+                        ids[name].append(nearest(kept, wanted))
         print(f"{part + 1}/{parts}: {min(begin + ROWS, len(mine)):,} of {len(mine):,}", flush=True)
     for name in columns:
         ends = np.cumsum([len(text) for text in ids[name]], dtype=int)
@@ -68,6 +72,27 @@ def made(run: str, data: str, out: str, part: int, parts: int, until: float) -> 
 def halved(data: DataDir) -> dict[str, Ragged]:
     """The pairs of one direction."""
     return {name: Ragged(rows.ids, rows.ends[: len(rows) // 2]) for name, rows in data.split("train").items()}
+
+
+def nearest(found: list[list[int]], wanted: list[int]) -> list[int]:
+    """The one that has the largest share of its runs of one to four tokens in common with what is wanted.
+
+    >>> nearest([[1, 2, 9], [3, 1, 2]], [1, 2, 3])
+    [3, 1, 2]
+    """
+    if len(found) == 1:
+        return found[0]
+    runs = runs_of(wanted)
+
+    def shared(ids: list[int]) -> float:
+        mine = runs_of(ids)
+        return len(mine & runs) / max(1, len(mine) + len(runs))
+
+    return max(found, key=shared)
+
+
+def runs_of(ids: list[int]) -> set[tuple[int, ...]]:
+    return {tuple(ids[i : i + n]) for n in range(1, 5) for i in range(len(ids) - n + 1)}
 
 
 def worth_keeping(n: int, m: int) -> bool:
@@ -120,13 +145,17 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("data")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--beam", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9)
     args = parser.parse_args()
     args.out.mkdir(parents=True)
     until = time.time() + args.seconds
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
-        told = [(args.run, args.data, str(args.out), part, args.processes, until) for part in range(args.processes)]
+        told = [
+            (args.run, args.data, str(args.out), part, args.processes, until, args.beam)
+            for part in range(args.processes)
+        ]
         pool.starmap(made, told)
     written(DataDir(args.data), args.out, args.processes)
 

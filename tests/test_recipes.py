@@ -126,21 +126,33 @@ def test_what_a_translator_of_both_directions_makes_of_its_pairs(tmp_path):
         both = prepare(made.data, tmp_path / "both")
         train(made, both.path, "run", device="cpu", watch=Watch(quiet=True))
     script = RECIPES[0].parent / "diversify.py"
-    done = subprocess.run(
-        [sys.executable, script, "run", "both", "diverse"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    found = DataDir(tmp_path / "diverse").split("train")
-    texts = [
-        tuple(both.tokenizer.decode(found[side][i].tolist()) for side in ("source", "target"))
-        for i in range(len(found["source"]))
-    ]
-    assert f"{len(texts):,} pairs" in done.stdout
-    assert texts[:11] == pairs
-    # It has learned them by heart, and makes them once more.
-    new = texts[11:]
-    assert len(new) > 11
-    assert set(new) <= set(pairs)
+    for out, more in (("greedy", []), ("nearest", ["--beam", "3"])):
+        done = subprocess.run(
+            [sys.executable, script, "run", "both", out, *more], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        found = DataDir(tmp_path / out).split("train")
+        texts = [
+            tuple(both.tokenizer.decode(found[side][i].tolist()) for side in ("source", "target"))
+            for i in range(len(found["source"]))
+        ]
+        assert f"{len(texts):,} pairs" in done.stdout
+        assert texts[:11] == pairs
+        # It has learned them by heart, and makes them once more.
+        new = texts[11:]
+        assert len(new) > 11
+        assert set(new) <= set(pairs)
+
+
+def test_a_translation_nearest_to_what_is_wanted(monkeypatch):
+    monkeypatch.syspath_prepend(RECIPES[0].parent)
+    from diversify import nearest
+
+    wanted = [3, 5, 7, 11, 13]
+    assert nearest([[5, 3, 11, 7, 13], [3, 5, 7, 2, 13], [3, 5, 7]], wanted) == [3, 5, 7]  # of few runs most are shared
+    assert nearest([[3, 5, 7, 11, 13, 2, 2, 2], [3, 5, 7, 11]], wanted) == [3, 5, 7, 11]
+    assert nearest([wanted, wanted[:4]], wanted) == wanted
+    assert nearest([[], [2]], wanted) == []
 
 
 def test_the_mean_of_two_models(tmp_path):

@@ -19,7 +19,9 @@ NEAR = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 def lying(n, m, how, dtype):
-    """A matrix (n, m) row by row, column by column, or as a part of a broader one."""
+    """A matrix (n, m) row by row, column by column, as a part of a broader one, or one row for all."""
+    if how == "one row":
+        return torch.randn(1, m, device=DEVICE).to(dtype).expand(n, m)
     if how == "columns":
         return torch.randn(m, n, device=DEVICE).to(dtype).t()
     return torch.randn(n, m + 24 * (how == "part"), device=DEVICE).to(dtype)[:, :m]
@@ -27,8 +29,8 @@ def lying(n, m, how, dtype):
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("left", ["rows", "columns", "part"])
-@pytest.mark.parametrize("right", ["rows", "columns", "part"])
+@pytest.mark.parametrize("left", ["rows", "columns", "part", "one row"])
+@pytest.mark.parametrize("right", ["rows", "columns", "part", "one row"])
 def test_products_however_they_lie(left, right, dtype):
     a, b = lying(8 * 13, 8 * 7, left, dtype), lying(8 * 7, 8 * 11, right, dtype)
     bias, wanted = torch.randn(88, device=DEVICE).to(dtype), a.double() @ b.double()
@@ -67,6 +69,13 @@ def test_recorded_before_it_was_tried_out():
     graph.replay()
     torch.testing.assert_close(out, a @ b)
     torch.testing.assert_close(cublaslt.product(a, b, None, torch.bfloat16), a @ b)
+
+
+def test_what_lies_in_pieces_is_laid_out():
+    for how in ("rows", "columns", "part"):
+        assert cublaslt._lying(x := lying(7, 11, how, torch.float32)) is x
+    for x in (lying(7, 11, "one row", torch.float32), torch.ones(7, 22)[:, ::2], torch.ones(1, 1).expand(7, 11)):
+        assert cublaslt._lying(x).stride() == (11, 1)
 
 
 def test_operations_are_what_they_say():

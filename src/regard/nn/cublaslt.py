@@ -27,6 +27,7 @@ ONCE_MORE = 4  # of them, the fastest, are timed again
 MUCH = 0.98  # of the first one's time, that another must stay below: small differences are chance
 MOST = 64  # shapes that are tried out; who has more has the rule of thumb
 WORKSPACE = 32 * 2**20  # bytes, as torch gives it on such a GPU
+AMPERE = (8, 0)  # the first with bfloat16
 HOPPER = (9, 0)  # where GELU inside the product pays; elsewhere it is known to be slower
 
 # Of cublasLt.h
@@ -83,7 +84,7 @@ def _(x, weight, bias):
 
 
 def _takes(a: Tensor) -> bool:
-    return a.is_cuda and _library() is not None
+    return a.is_cuda and _library() is not None and torch.cuda.get_device_capability(a.device) >= AMPERE
 
 
 @cache
@@ -137,8 +138,7 @@ def _multiply(
     add: bool = False,
 ) -> None:  # fmt: skip
     """out = a b, or out += a b."""
-    a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
-    device = a.device
+    a, b, device = _lying(a), _lying(b), a.device
     key = (device, epilogue, add, *((x.dtype, x.shape, x.stride(), _alignment(x)) for x in (a, b, out)))
     with _lock, torch.cuda.device(device):
         if key not in _plans:
@@ -192,6 +192,13 @@ def _planned(a: Tensor, b: Tensor, out: Tensor, epilogue: int, bias: Tensor | No
     )  # fmt: skip
     _asked("MatmulPreferenceDestroy", preference)
     return _Plan(description, [of_b, of_a, of_out], list(found)[: n.value], None if len(_plans) < MOST else 0)
+
+
+def _lying(x: Tensor) -> Tensor:
+    """As it is, if its rows or its columns lie apart from each other, each in one piece."""
+    apart, within = x.stride()
+    in_rows, in_columns = within == 1 and apart >= x.shape[1], apart == 1 and within >= x.shape[0]
+    return x if in_rows or in_columns else x.contiguous()
 
 
 def _layout(x: Tensor) -> tuple[c_void_p, bool]:
