@@ -104,6 +104,31 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, message):
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["translate", "en-de", "- Hello"], "no such option: -; a text that begins with - goes behind --"),
+        (["translate", "en-de", "--bem", "4"], "no such option: --bem (Possible options: --beam, --n-best)"),
+        (["translate", "en-de", "x", "--beam", "wide"], "invalid value for '--beam': "),
+        (["translate"], "missing argument 'model'"),
+    ],
+)
+def test_what_is_no_command_line_is_one_line_too(arguments, said):
+    result = run(*arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: {said}")
+    assert result.stderr.endswith("; regard translate --help tells more\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_without_a_word_there_is_the_help():
+    result = run()
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("Usage: regard")
+    assert "  translate  " in result.stderr
+    assert run("nosuch").stderr == "error: no such command 'nosuch'; regard --help tells more\n"
+
+
 def test_every_problem_has_its_own_line(tmp_path):
     (tmp_path / "bad.toml").write_text("[model]\nencodr = 1\n")
     result = run("walk", "a", "--model", "bad.toml", cwd=tmp_path)

@@ -43,9 +43,16 @@ def main() -> None:
     for stream in filter(None, (sys.stdout, sys.stderr)):  # one that is closed is none
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without √ gets a ? for it
     try:
-        app()
+        code = app(standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()  # a full disk shows here, not after the last handler
+        sys.exit(code)
+    except typer.TyperException as error:
+        _refuse(error)
+        sys.exit(2)
+    except typer.Abort:
+        _complain("aborted")
+        sys.exit(1)
     except RegardError as error:
         _complain(str(error))
         sys.exit(2)
@@ -53,6 +60,18 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         _complain(f"{where}{error.strerror or error}")
         os._exit(1)  # the interpreter would try to flush once more, and complain
+
+
+def _refuse(error: typer.TyperException) -> None:
+    """What typer does not understand of a command line, in one line with the way out."""
+    said, option = error.format_message().rstrip(" ."), getattr(error, "option_name", "")
+    if "\n" in said:  # all of the help, for a command line without a word
+        print(said, file=sys.stderr)
+        return
+    ways = ["a text that begins with - goes behind --"] if option[:1] == "-" != option[1:2] else []
+    if context := getattr(error, "ctx", None):
+        ways.append(f"{context.command_path} --help tells more")
+    _complain("; ".join([said[0].lower() + said[1:], *ways]))
 
 
 def _complain(problems: str) -> None:

@@ -171,13 +171,15 @@ def _prepared(recipe: Any, given: str | None, name: str, model: Any, *, quiet: b
 
 
 def _verify_resume(recipe: Any, data: str, options: list[str]) -> None:
+    import sys
+    from functools import partial
     from pathlib import Path
 
     from rich.table import Table
 
     from regard.train.verify import KILLED_AFTER, verify_resume
 
-    verdict = verify_resume(recipe, Path(data), options)
+    verdict = verify_resume(recipe, Path(data), options, partial(print, file=sys.stderr))
     table = Table("step", "straight through", "killed and resumed", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for step, (straight, broken) in enumerate(verdict.losses, start=1):
         killed = "   killed after this step" if step in KILLED_AFTER else ""

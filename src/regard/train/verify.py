@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +36,11 @@ class Verdict:
         return self.same_weights and self.largest_difference == 0
 
 
-def verify_resume(recipe: Recipe, data: Path, options: list[str]) -> Verdict:
-    """Run the recipe's first steps twice; ``options`` go to ``regard train`` as they are (``--device cpu``)."""
+def verify_resume(
+    recipe: Recipe, data: Path, options: list[str], say: Callable[[str], None] = lambda line: None
+) -> Verdict:
+    """Run the recipe's first steps twice; ``options`` go to ``regard train`` as they are (``--device cpu``). ``say`` is
+    told what is done."""
     train = recipe.train.replace(
         steps=STEPS, log_every=1, valid_every=2 * CHECKPOINT_EVERY, checkpoint_every=CHECKPOINT_EVERY
     )
@@ -45,11 +49,14 @@ def verify_resume(recipe: Recipe, data: Path, options: list[str]) -> Verdict:
         file.write_text(recipe.replace(train=train).to_json(), encoding="utf-8")
         straight, broken = Run(Path(scratch) / "straight"), Run(Path(scratch) / "broken")
         begin = [str(file), "--data", str(data), *options]
+        say(f"straight through, {STEPS} steps")
         _finish([*begin, "--out", str(straight.path)])
-        _kill([*begin, "--out", str(broken.path)], broken, KILLED_AFTER[0])
-        resume = ["--resume", str(broken.path), *options]
-        for step in KILLED_AFTER[1:]:
-            _kill(resume, broken, step)
+        once_more, resume = [*begin, "--out", str(broken.path)], ["--resume", str(broken.path), *options]
+        for step in KILLED_AFTER:
+            say(f"{'once more' if once_more is not resume else 'resumed'}, to be killed after step {step}")
+            _kill(once_more, broken, step)
+            once_more = resume
+        say("resumed, to the end")
         _finish(resume)
         losses = [[line["loss"] for line in run.lines() if line["kind"] == "train"] for run in (straight, broken)]
         ends = [checkpoint.checkpoints(run.path)[-1] for run in (straight, broken)]
