@@ -21,7 +21,7 @@ from regard.nn.cache import Cache, KeyValue
 from regard.nn.dropout import add_dropout, dropout
 from regard.nn.linear import Linear
 from regard.nn.masks import Lowered, Mask, lower, side_by_side
-from regard.nn.norms import make_norm
+from regard.nn.norms import LayerNorm, RMSNorm, make_norm, normed_beside
 from regard.nn.positions import Rotation
 from regard.nn.products import activated
 
@@ -86,17 +86,16 @@ class Block(nn.Module):
         capture_self: bool = False,
         capture_cross: bool = False,
     ) -> tuple[Float[Tensor, "B T C"], Attended | None, Attended | None]:
-        out, attended_self = self.self_attn(
-            self._before(self.self_norm, x), mask=mask, rotation=rotation, store=store, capture=capture_self
-        )
+        x, given = self._before(self.self_norm, x)
+        out, attended_self = self.self_attn(given, mask=mask, rotation=rotation, store=store, capture=capture_self)
         x = self._after(self.self_norm, x, out)
         attended_cross = None
         if self.cross_attn is not None and self.cross_norm is not None:
-            out, attended_cross = self.cross_attn(
-                self._before(self.cross_norm, x), memory, mask=memory_mask, capture=capture_cross
-            )
+            x, given = self._before(self.cross_norm, x)
+            out, attended_cross = self.cross_attn(given, memory, mask=memory_mask, capture=capture_cross)
             x = self._after(self.cross_norm, x, out)
-        x = self._after(self.mlp_norm, x, self.mlp(self._before(self.mlp_norm, x)))
+        x, given = self._before(self.mlp_norm, x)
+        x = self._after(self.mlp_norm, x, self.mlp(given))
         return x, attended_self, attended_cross
 
     def remember(self, memory: Float[Tensor, "B S M"], dtype: torch.dtype) -> KeyValue:
@@ -105,8 +104,9 @@ class Block(nn.Module):
         kv = self.cross_attn.remember(memory)
         return KeyValue(*(part.to(dtype).contiguous() for part in kv))
 
-    def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
-        return norm(x) if self.pre else x
+    def _before(self, norm: LayerNorm | RMSNorm, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual, and what the branch is given."""
+        return normed_beside(norm, x) if self.pre else (x, x)
 
     def _after(self, norm: nn.Module, x: Tensor, branch: Tensor) -> Tensor:
         x = add_dropout(x, branch, self.dropout, self.training)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from regard.config import Stack
 from regard.nn.products import COLUMNS, HALF, trains_by_kernels
 
+WIDEST = 2_048  # of a row that a kernel holds whole
+
 
 class LayerNorm(nn.LayerNorm):
     """Zero mean and unit variance, then a learned scale and shift."""
@@ -33,6 +35,19 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
 
 
+def normed_beside(norm: LayerNorm | RMSNorm, x: Float[Tensor, "... C"]) -> tuple[Tensor, Tensor]:
+    """x, as it goes past a norm, and its norm. In training their gradients come together, and are added as they are
+    made.
+
+    >>> x, normed = normed_beside(LayerNorm(3), torch.eye(3))
+    >>> bool((x == torch.eye(3)).all()), normed.shape
+    (True, torch.Size([3, 3]))
+    """
+    if not _fits(x) or x.shape[-1] > WIDEST or norm.eps is None:
+        return x, norm(x)
+    return _Beside.apply(x, norm.weight, getattr(norm, "bias", None), norm.eps)
+
+
 def make_norm(config: Stack, d: int | None = None) -> LayerNorm | RMSNorm:
     """The stack's kind of norm, d_model wide unless told otherwise."""
     d = config.d_model if d is None else d
@@ -50,15 +65,7 @@ class _Normed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, scale, shift, eps: float):
-        wide = x.float()
-        if shift is not None:
-            normed, mean, rate = torch.native_layer_norm(wide, wide.shape[-1:], scale, shift, eps)
-        else:
-            mean = rate = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-            normed = wide * rate * scale
-        ctx.save_for_backward(x, mean, rate, scale)
-        ctx.shifted = shift is not None
-        return normed.to(x.dtype)
+        return _normed(ctx, x, scale, shift, eps)
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[override]
@@ -72,3 +79,31 @@ class _Normed(torch.autograd.Function):
         change = back - normed * (back * normed).mean(-1, keepdim=True)
         change = change - back.mean(-1, keepdim=True) if ctx.shifted else change
         return (change * rate).to(x.dtype), sums[0], sums[1] if ctx.shifted else None, None
+
+
+class _Beside(torch.autograd.Function):
+    """The same with what goes past it: there a compiler has less to make it a part of, and a kernel makes all of it. It
+    is given x as it is: of another view of it a compiler would make the sum before the norm a second time."""
+
+    @staticmethod
+    def forward(ctx, x, scale, shift, eps: float):
+        return x.view_as(x), _normed(ctx, x, scale, shift, eps)
+
+    @staticmethod
+    def backward(ctx, past, gradient):  # type: ignore[override]
+        from regard.nn.training_kernels import norm_gradient
+
+        change, sums = norm_gradient(gradient, *ctx.saved_tensors, past, ctx.shifted)
+        return change, sums[0], sums[1] if ctx.shifted else None, None
+
+
+def _normed(ctx, x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:
+    wide = x.float()
+    if shift is not None:
+        normed, mean, rate = torch.native_layer_norm(wide, wide.shape[-1:], scale, shift, eps)
+    else:
+        mean = rate = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        normed = wide * rate * scale
+    ctx.save_for_backward(x, mean, rate, scale)
+    ctx.shifted = shift is not None
+    return normed.to(x.dtype)

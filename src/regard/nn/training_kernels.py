@@ -23,6 +23,7 @@ TALL, WIDE = 16, 128  # rows and columns at once
 ROWS = 128  # that a program sums
 ADDED = 32  # columns of them that a program adds up
 STAGES = 3  # of which two are on their way from memory
+WHOLE = {"TALL": 2, "ROWS": 32}  # the same of rows that are held whole
 
 
 @torch.library.custom_op("regard::linear_relu", mutates_args=())
@@ -109,9 +110,31 @@ def _(gradient, x, mean, rate, shifted):
     return x.new_empty(1 + shifted, x.shape[1], dtype=torch.float32)
 
 
-def _sums(x: Tensor, width: int, m: int = 1) -> Tensor:
-    """Room for what each program sums of m things (m, programs, width)."""
-    return torch.empty(m, triton.cdiv(x.shape[0], ROWS), width, device=x.device, dtype=torch.float32)
+@torch.library.custom_op("regard::norm_gradient", mutates_args=())
+def norm_gradient(
+    gradient: Tensor, x: Tensor, mean: Tensor, rate: Tensor, scale: Tensor, beside: Tensor, shifted: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradient of what was given to a norm (..., C), plus one that goes past the norm, and what norm_sums gives, in
+    one pass."""
+    width, out = x.shape[-1], torch.empty(x.shape, device=x.device, dtype=x.dtype)
+    gradient, x, beside = (rows.reshape(-1, width).contiguous() for rows in (gradient, x, beside))
+    sums = _sums(x, width, 1 + shifted, WHOLE["ROWS"])
+    with torch.cuda.device_of(x):
+        _norm_gradient[(sums.shape[1],)](
+            gradient, x, mean.contiguous(), rate.contiguous(), scale, beside, out, sums, len(x), width,
+            SHIFT=shifted, WIDE=triton.next_power_of_2(width), STAGES=STAGES, num_warps=WARPS, **WHOLE,
+        )  # fmt: skip
+    return out, _added_up(sums)
+
+
+@norm_gradient.register_fake
+def _(gradient, x, mean, rate, scale, beside, shifted):
+    return x.new_empty(x.shape), x.new_empty(1 + shifted, x.shape[-1], dtype=torch.float32)
+
+
+def _sums(x: Tensor, width: int, m: int = 1, rows: int = ROWS) -> Tensor:
+    """Room for what each program, of so many rows, sums of m things (m, programs, width)."""
+    return torch.empty(m, triton.cdiv(x.shape[0], rows), width, device=x.device, dtype=torch.float32)
 
 
 def _tiles(*widths: int) -> dict[str, int]:
@@ -242,6 +265,40 @@ def _norm_sums(
     tl.store(place, tl.sum(of_scale, 0))
     if SHIFT:
         tl.store(place + tl.num_programs(1) * width, tl.sum(of_shift, 0))
+
+
+@triton.jit
+def _norm_gradient(
+    gradient, x, means, rates, scale, beside, out, sums, rows, width,
+    SHIFT: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, WIDE)
+    inside = column < width
+    row = tl.program_id(0) * ROWS + tl.arange(0, TALL)
+    weight = tl.load(scale + column, mask=inside, other=0.0).to(tl.float32)
+    of_scale, of_shift = tl.zeros([TALL, WIDE], tl.float32), tl.zeros([TALL, WIDE], tl.float32)
+    for _ in tl.range(0, ROWS, TALL, num_stages=STAGES):
+        there = (row < rows)[:, None] & inside[None, :]
+        at = row[:, None].to(tl.int64) * width + column[None, :]
+        back = tl.load(gradient + at, mask=there, other=0.0).to(tl.float32)
+        some = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+        past = tl.load(beside + at, mask=there, other=0.0).to(tl.float32)
+        rate = tl.load(rates + row, mask=row < rows, other=0.0)[:, None]
+        if SHIFT:
+            some -= tl.load(means + row, mask=row < rows, other=0.0)[:, None]
+            of_shift += back
+        normed = tl.where(inside[None, :], some * rate, 0.0)
+        of_scale += back * normed
+        back *= weight[None, :]
+        change = back - normed * (tl.sum(back * normed, 1) / width)[:, None]
+        if SHIFT:
+            change -= (tl.sum(back, 1) / width)[:, None]
+        tl.store(out + at, (change * rate + past).to(out.dtype.element_ty), mask=there)
+        row += TALL
+    place = sums + tl.program_id(0).to(tl.int64) * width + column
+    tl.store(place, tl.sum(of_scale, 0), mask=inside)
+    if SHIFT:
+        tl.store(place + tl.num_programs(0) * width, tl.sum(of_shift, 0), mask=inside)
 
 
 @triton.jit
