@@ -8,7 +8,7 @@ turned.tsv): the first half of the first data directory is translated, and turne
 what was made of them, three times as many, or as many as there are after --seconds. With --beam a text is translated in
 so many ways, and the one is taken that has the most in common with what stands in its place (sequence-level
 interpolation, Kim and Rush 2016). --processes share a GPU, which each would leave idle now and then; each holds up to
-30 GB of it, and five ran out of an H200's memory.
+30 GB of it (greedily), and five ran out of an H200's memory.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def halved(data: DataDir) -> dict[str, Ragged]:
 
 
 def nearest(found: list[list[int]], wanted: list[int]) -> list[int]:
-    """The one that has the largest share of its runs of one to four tokens in common with what is wanted.
+    """The one that has most in common with what is wanted: of both's runs of one to four tokens the largest share.
 
     >>> nearest([[1, 2, 9], [3, 1, 2]], [1, 2, 3])
     [3, 1, 2]
@@ -145,10 +145,12 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("data")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--beam", type=int, default=1)
+    parser.add_argument("--beam", type=int, default=1, help="ways to choose from; 1: greedily")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9)
     args = parser.parse_args()
+    if args.beam < 1:
+        parser.error(f"--beam ({args.beam}) must be at least 1")
     args.out.mkdir(parents=True)
     until = time.time() + args.seconds
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:

@@ -110,6 +110,7 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, message):
         (["translate", "en-de", "- Hello"], "no such option: -; a text that begins with - goes behind --"),
         (["translate", "en-de", "--bem", "4"], "no such option: --bem (Possible options: --beam, --n-best)"),
         (["translate", "en-de", "x", "--beam", "wide"], "invalid value for '--beam': "),
+        (["translate", "en-de", "-- Hello"], "no such option: -- Hello; a text that begins with - goes behind --"),
         (["translate"], "missing argument 'model'"),
     ],
 )
@@ -127,6 +128,9 @@ def test_without_a_word_there_is_the_help():
     assert result.stderr.startswith("Usage: regard")
     assert "  translate  " in result.stderr
     assert run("nosuch").stderr == "error: no such command 'nosuch'; regard --help tells more\n"
+    needs = run("translate", "--beam").stderr
+    assert needs.startswith("error: option '--beam' requires an argument; ")
+    assert needs.endswith(" --help tells more\n")
 
 
 def test_every_problem_has_its_own_line(tmp_path):

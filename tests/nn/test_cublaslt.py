@@ -18,6 +18,12 @@ HALF = [torch.bfloat16, torch.float16]
 NEAR = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
+@pytest.fixture(autouse=True)
+def anew(monkeypatch):
+    """No shape was there before."""
+    monkeypatch.setattr(cublaslt, "_plans", {})
+
+
 def lying(n, m, how, dtype):
     """A matrix (n, m) row by row, column by column, as a part of a broader one, or one row for all."""
     if how == "one row":
@@ -43,6 +49,7 @@ def test_products_however_they_lie(left, right, dtype):
     for _ in range(2):
         cublaslt.add_product(total, a, b)
     torch.testing.assert_close(total, (1 + 2 * wanted).float(), atol=1e-4, rtol=1e-4)
+    assert len(cublaslt._plans) == 4
     assert all(plan.best is not None for plan in cublaslt._plans.values())
 
 
@@ -61,20 +68,42 @@ def test_gelu_within_a_product(dtype):
 def test_recorded_before_it_was_tried_out():
     """A shape that first comes while a graph is recorded takes what is proposed first, and is tried out later."""
     a, b = (lying(8 * 17, 8 * 17, "rows", torch.bfloat16) for _ in range(2))
-    torch.mm(a, b)
+    cublaslt.product(a[:8], b, None, torch.bfloat16)  # which readies the library
+    cublaslt._plans.clear()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = cublaslt.product(a, b, None, torch.bfloat16)
+    [plan] = cublaslt._plans.values()
+    assert plan.best is None
     graph.replay()
-    torch.testing.assert_close(out, a @ b)
+    near = {"atol": 0.1, "rtol": NEAR[torch.bfloat16]}
+    torch.testing.assert_close(out, a @ b, **near)
+    torch.testing.assert_close(cublaslt.product(a, b, None, torch.bfloat16), a @ b, **near)
+    assert plan.best is not None
+
+
+@needs_gpu
+def test_what_it_does_not_take_is_torchs(monkeypatch):
+    a, b, bias = lying(16, 24, "rows", torch.bfloat16), lying(24, 8, "rows", torch.bfloat16), torch.ones(8).bfloat16()
+    for of_bias, wanted in ((None, torch.float64), (bias.to(DEVICE), torch.float32), (None, torch.float16)):
+        out = cublaslt.product(a, b, of_bias, wanted)
+        exact = a.double() @ b.double() + (0 if of_bias is None else 1)
+        assert out.dtype == wanted
+        torch.testing.assert_close(out.double(), exact, atol=0.1, rtol=NEAR[torch.bfloat16])
+    assert cublaslt.product(a[:0], b, None, torch.bfloat16).shape == (0, 8)
+    assert not cublaslt.product(a[:, :0], b[:0], None, torch.float32).any()
+    monkeypatch.setattr(cublaslt, "MOST", 0)
+    monkeypatch.setattr(cublaslt, "_plans", {})
     torch.testing.assert_close(cublaslt.product(a, b, None, torch.bfloat16), a @ b)
+    assert not cublaslt._plans
 
 
 def test_what_lies_in_pieces_is_laid_out():
     for how in ("rows", "columns", "part"):
         assert cublaslt._lying(x := lying(7, 11, how, torch.float32)) is x
-    for x in (lying(7, 11, "one row", torch.float32), torch.ones(7, 22)[:, ::2], torch.ones(1, 1).expand(7, 11)):
+    one_row = lying(7, 11, "one row", torch.float32)
+    for x in (one_row, one_row[:1], torch.ones(7, 22)[:, ::2], torch.ones(1, 1).expand(7, 11)):
         assert cublaslt._lying(x).stride() == (11, 1)
 
 
@@ -92,8 +121,13 @@ def test_operations_are_what_they_say():
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_a_compiled_training_multiplies_so(smoothing, monkeypatch):
     """Under autocast: the gradients of the model as it is but for rounding, in the weights' own precision."""
-    asked, takes = [], cublaslt._takes
-    monkeypatch.setattr(cublaslt, "_takes", lambda a: (asked.append(sys._getframe(1).f_code.co_name), takes(a))[1])
+    asked, multiply = [], cublaslt._multiply
+
+    def noted(*operands, **how):
+        asked.append(sys._getframe(1).f_code.co_name)
+        return multiply(*operands, **how)
+
+    monkeypatch.setattr(cublaslt, "_multiply", noted)
     if not CUDA:
         for module in ("regard.nn.linear", "regard.train.objectives"):
             monkeypatch.setattr(f"{module}.is_compiled", lambda x, dtype=None: torch.compiler.is_compiling())

@@ -65,6 +65,14 @@ def test_products_however_they_lie(n, k, m, left, right, seen):
     close(product(a, b[:1].expand(k, m)), a.double().sum(1, keepdim=True) * b[:1].double())
 
 
+def test_a_gradient_of_a_gradient_is_refused(seen):
+    """A product by oneDNN has none, and would be silent about it."""
+    layer, x = Linear(3, 5), torch.randn(7, 3, requires_grad=True)
+    (once,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        once.square().sum().backward()
+
+
 def test_elsewhere_products_are_torchs():
     a, b = torch.randn(7, 5), torch.randn(5, 3)
     place = torch.empty(7, 3)

@@ -64,7 +64,7 @@ def test_what_goes_past_a_norm_has_its_gradient_too(kind, monkeypatch):
 @needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shifted", [True, False])
-@pytest.mark.parametrize(("rows", "width"), [(3, 64), (259, 192), (67, 320)])
+@pytest.mark.parametrize(("rows", "width"), [(3, 64), (259, 192), (67, 320), (17, 768)])
 def test_gradient_and_sums(rows, width, shifted, dtype):
     from regard.nn.training_kernels import norm_gradient
 

@@ -24,7 +24,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.shared import app
+from regard.cli.shared import app, aside
 from regard.config import RegardError
 
 # The commands, in the order of --help.
@@ -64,20 +64,20 @@ def main() -> None:
 
 def _refuse(error: typer.TyperException) -> None:
     """What typer does not understand of a command line, in one line with the way out."""
-    said, option = error.format_message().rstrip(" ."), getattr(error, "option_name", "")
+    said, context = error.format_message(), getattr(error, "ctx", None)
     if "\n" in said:  # all of the help, for a command line without a word
-        print(said, file=sys.stderr)
+        aside(said)
         return
-    ways = ["a text that begins with - goes behind --"] if option[:1] == "-" != option[1:2] else []
-    if context := getattr(error, "ctx", None):
-        ways.append(f"{context.command_path} --help tells more")
+    said, option = said.rstrip(" .?"), getattr(error, "option_name", None) or ""
+    may_be_text = said.startswith("No such option") and (" " in option or option[:1] == "-" != option[1:2])
+    ways = ["a text that begins with - goes behind --"] if may_be_text else []
+    ways.append(f"{'regard' if context is None else context.command_path} --help tells more")
     _complain("; ".join([said[0].lower() + said[1:], *ways]))
 
 
 def _complain(problems: str) -> None:
-    if sys.stderr is not None:  # it may be closed, and what is printed nowhere would be printed among the results
-        for problem in problems.splitlines():
-            print(f"error: {problem}", file=sys.stderr)
+    for problem in problems.splitlines():
+        aside(f"error: {problem}")
 
 
 def _version(wanted: bool) -> None:

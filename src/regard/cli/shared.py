@@ -40,6 +40,12 @@ LengthPenalty = Annotated[float | None, typer.Option(help="How much long ones ar
 Penalty = Annotated[str | None, typer.Option(help="gnmt or plain: what the length penalty means.  [default: gnmt]")]
 
 
+def aside(line: str) -> None:
+    """A line on standard error. Where that is closed nowhere: it would be printed among the results."""
+    if sys.stderr is not None:
+        print(line, file=sys.stderr)
+
+
 def show(page: Any, as_json: bool, width: int = 80) -> None:
     """A result on standard output: JSON alone, tables in colour for a terminal, plain text for a pipe."""
     import io

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli.shared import AsJson, Changes, Device, app, given, show
+from regard.cli.shared import AsJson, Changes, Device, app, aside, given, show
 from regard.config import InputError
 
 
@@ -129,7 +129,7 @@ def train(
     if verify:
         assert given is not None
         assert place is not None
-        _verify_resume(given, place, [] if device is None else ["--device", device])
+        _verify_resume(given, place, [] if device is None else ["--device", device], quiet)
         return
     run = resume or out or f"runs/{Path(recipe or '').stem}"
     watch = Watch(quiet=quiet, tensorboard=tensorboard)
@@ -170,16 +170,14 @@ def _prepared(recipe: Any, given: str | None, name: str, model: Any, *, quiet: b
     return place
 
 
-def _verify_resume(recipe: Any, data: str, options: list[str]) -> None:
-    import sys
-    from functools import partial
+def _verify_resume(recipe: Any, data: str, options: list[str], quiet: bool) -> None:
     from pathlib import Path
 
     from rich.table import Table
 
     from regard.train.verify import KILLED_AFTER, verify_resume
 
-    verdict = verify_resume(recipe, Path(data), options, partial(print, file=sys.stderr))
+    verdict = verify_resume(recipe, Path(data), options, (lambda line: None) if quiet else aside)
     table = Table("step", "straight through", "killed and resumed", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for step, (straight, broken) in enumerate(verdict.losses, start=1):
         killed = "   killed after this step" if step in KILLED_AFTER else ""

@@ -6,14 +6,16 @@ the gradient of a weight comes in float32, or is added to what is there, and GEL
 keeps what went into it.
 
 cuBLASLt comes with every torch for CUDA, and is called through ctypes: launches like any other, which are recorded in
-CUDA graphs. Elsewhere these operations are torch's own.
+CUDA graphs. What it does not take, and shapes beyond the first few dozens, are torch's own.
 """
 
 # Annotations are no strings here: torch reads them off the operations.
 import ctypes
 import math
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -25,10 +27,11 @@ from torch import Tensor
 PROPOSED = 16  # kernels that cuBLASLt is asked for; it has had 8 at most
 ONCE_MORE = 4  # of them, the fastest, are timed again
 MUCH = 0.98  # of the first one's time, that another must stay below: small differences are chance
-MOST = 64  # shapes that are tried out; who has more has the rule of thumb
-WORKSPACE = 32 * 2**20  # bytes, as torch gives it on such a GPU
+MOST = 64  # shapes; a training has some twenty, but one whose batches have all kinds of lengths would never end
+WORKSPACE = 32 * 2**20  # bytes, as torch gives it on a Hopper
 AMPERE = (8, 0)  # the first with bfloat16
-HOPPER = (9, 0)  # where GELU inside the product pays; elsewhere it is known to be slower
+HOPPER = (9, 0)  # where GELU inside the product is known to pay
+IS_THERE = sys.platform == "linux" and torch.version.cuda is not None  # told without a look at the machine
 
 # Of cublasLt.h
 TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}
@@ -41,11 +44,11 @@ MOST_WORKSPACE, ALIGNMENTS = 1, (5, 6, 7, 8)  # of a, b, c and d
 @torch.library.custom_op("regard::product", mutates_args=())
 def product(a: Tensor, b: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """a b in that precision; in their own plus a bias, if there is one."""
-    if not _takes(a):
-        return (torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)).to(dtype)
-    out = a.new_empty(a.shape[0], b.shape[1], dtype=dtype)
-    _multiply(a, b, out, epilogue=PLAIN if bias is None else BIAS, bias=bias)
-    return out
+    wide = dtype == torch.float32 and bias is None
+    out = a.new_empty(a.shape[0], b.shape[1], dtype=dtype if wide else a.dtype)
+    if not _multiply(a, b, out, epilogue=PLAIN if bias is None else BIAS, bias=bias):
+        out = torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+    return out.to(dtype)
 
 
 @product.register_fake
@@ -56,10 +59,8 @@ def _(a, b, bias, dtype):
 @torch.library.custom_op("regard::add_product", mutates_args=("total",))
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a b, where the total may be the more exact."""
-    if not _takes(a):
+    if not _multiply(a, b, total, add=True):
         total += torch.mm(a, b)
-    else:
-        _multiply(a, b, total, add=True)
 
 
 @add_product.register_fake
@@ -70,11 +71,11 @@ def _(total, a, b):
 @torch.library.custom_op("regard::linear_gelu", mutates_args=())
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """gelu(x weight^T + bias), the approximation by tanh, and what went into it."""
-    if not _takes(x) or torch.cuda.get_device_capability(x.device) != HOPPER:
-        kept = torch.addmm(bias, x, weight.t())
-        return torch.nn.functional.gelu(kept, approximate="tanh"), kept
     out, kept = (x.new_empty(len(x), len(weight)) for _ in range(2))
-    _multiply(x, weight.t(), out, epilogue=GELU_AUX_BIAS, bias=bias, kept=kept)
+    pays = x.is_cuda and torch.cuda.get_device_capability(x.device) == HOPPER
+    if not pays or not _multiply(x, weight.t(), out, epilogue=GELU_AUX_BIAS, bias=bias, kept=kept):
+        kept = product(x, weight.t(), bias, x.dtype)
+        out = torch.nn.functional.gelu(kept, approximate="tanh")
     return out, kept
 
 
@@ -121,12 +122,13 @@ class _Proposal(ctypes.Structure):
 
 @dataclass
 class _Plan:
-    """A product of one shape: as cuBLASLt is told of it, its proposals, and the one that was the fastest."""
+    """A product of one shape: as cuBLASLt is told of it, its proposals (none: it does not take it), and which of them
+    was the fastest, once they are tried out."""
 
     description: c_void_p
     layouts: list[c_void_p]
     proposals: list[_Proposal]
-    best: int | None
+    best: int | None = None
 
 
 _plans: dict[Any, _Plan] = {}
@@ -136,14 +138,18 @@ _lock = threading.Lock()  # a plan holds the addresses of the product that it is
 def _multiply(
     a: Tensor, b: Tensor, out: Tensor, *, epilogue: int = PLAIN, bias: Tensor | None = None, kept: Tensor | None = None,
     add: bool = False,
-) -> None:  # fmt: skip
-    """out = a b, or out += a b."""
+) -> bool:  # fmt: skip
+    """out = a b, or out += a b; whether cuBLASLt has done it."""
+    if not _takes(a) or not out.numel() or not a.shape[1]:
+        return False
     a, b, device = _lying(a), _lying(b), a.device
     key = (device, epilogue, add, *((x.dtype, x.shape, x.stride(), _alignment(x)) for x in (a, b, out)))
     with _lock, torch.cuda.device(device):
-        if key not in _plans:
+        if key not in _plans and len(_plans) < MOST:
             _plans[key] = _planned(a, b, out, epilogue, bias, kept)
-        plan = _plans[key]
+        plan = _plans.get(key)
+        if plan is None or not plan.proposals:
+            return False
         for what, x in ((BIAS_POINTER, bias), (AUX_POINTER, kept)):
             if x is not None:
                 _put(plan.description, what, c_void_p(x.data_ptr()))
@@ -164,6 +170,7 @@ def _multiply(
             scratch = torch.empty_like(out) if add else out
             plan.best = _fastest(lambda proposal: launch(proposal, scratch), len(plan.proposals))
         launch(plan.best or 0, out)
+    return True
 
 
 def _planned(a: Tensor, b: Tensor, out: Tensor, epilogue: int, bias: Tensor | None, kept: Tensor | None) -> _Plan:
@@ -186,24 +193,25 @@ def _planned(a: Tensor, b: Tensor, out: Tensor, epilogue: int, bias: Tensor | No
     for what, value in wanted.items():
         _asked("MatmulPreferenceSetAttribute", preference, c_int(what), byref(value), c_size_t(ctypes.sizeof(value)))
     found, n = (_Proposal * PROPOSED)(), c_int()
-    _asked(
-        "MatmulAlgoGetHeuristic", _handle(a.device.index), description, of_b, of_a, of_out, of_out, preference,
-        c_int(PROPOSED), found, byref(n),
-    )  # fmt: skip
+    with suppress(RuntimeError):  # what it does not take has no proposals
+        _asked(
+            "MatmulAlgoGetHeuristic", _handle(a.device.index), description, of_b, of_a, of_out, of_out, preference,
+            c_int(PROPOSED), found, byref(n),
+        )  # fmt: skip
     _asked("MatmulPreferenceDestroy", preference)
-    return _Plan(description, [of_b, of_a, of_out], list(found)[: n.value], None if len(_plans) < MOST else 0)
+    return _Plan(description, [of_b, of_a, of_out], list(found)[: n.value])
 
 
 def _lying(x: Tensor) -> Tensor:
     """As it is, if its rows or its columns lie apart from each other, each in one piece."""
     apart, within = x.stride()
     in_rows, in_columns = within == 1 and apart >= x.shape[1], apart == 1 and within >= x.shape[0]
-    return x if in_rows or in_columns else x.contiguous()
+    return x if in_rows or in_columns else x.clone(memory_format=torch.contiguous_format)
 
 
 def _layout(x: Tensor) -> tuple[c_void_p, bool]:
     """A matrix of rows, which are columns there, and whether its transpose is what lies in memory."""
-    turned = x.stride(1) != 1
+    turned = x.stride(1) != 1 or x.stride(0) < x.shape[1]
     x, layout = x.t() if turned else x, c_void_p()
     shape = c_uint64(x.shape[1]), c_uint64(x.shape[0]), c_int64(x.stride(0))
     _asked("MatrixLayoutCreate", byref(layout), c_int(TYPES[x.dtype]), *shape)

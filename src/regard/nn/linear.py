@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from regard.nn import cublaslt
 
@@ -70,6 +71,7 @@ class _Linear(torch.autograd.Function):
         return multiply(filled_up(x), weight, bias)[: len(x)]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, change):  # type: ignore[override]
         x, weight = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
@@ -175,12 +177,12 @@ def _fits_cublaslt(weight: Float[Tensor, "M K"]) -> bool:
 
 
 def is_compiled(x: Tensor, dtype: torch.dtype | None = None) -> bool:
-    """Whether a graph for a GPU is compiled in which x is computed in half precision.
+    """Whether a graph for a GPU is compiled in which x is computed in half precision, by cuBLASLt.
 
     >>> is_compiled(torch.ones(3))
     False
     """
-    return x.is_cuda and torch.compiler.is_compiling() and (dtype or x.dtype) in HALF
+    return cublaslt.IS_THERE and x.is_cuda and torch.compiler.is_compiling() and (dtype or x.dtype) in HALF
 
 
 def _is_large(a: Float[Tensor, "*N K"], b: Float[Tensor, "K M"]) -> bool:

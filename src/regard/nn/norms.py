@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.config import Stack
 from regard.nn.products import COLUMNS, HALF, trains_by_kernels
 
-WIDEST = 2_048  # of a row that a kernel holds whole
+WIDEST = 1_024  # of a row that a kernel holds whole, and was measured with
 
 
 class LayerNorm(nn.LayerNorm):
@@ -83,7 +83,7 @@ class _Normed(torch.autograd.Function):
 
 class _Beside(torch.autograd.Function):
     """The same with what goes past it: there a compiler has less to make it a part of, and a kernel makes all of it. It
-    is given x as it is: of another view of it a compiler would make the sum before the norm a second time."""
+    is given x as it is: of a view of it the compiler made the sum before the norm a second time."""
 
     @staticmethod
     def forward(ctx, x, scale, shift, eps: float):

@@ -12,9 +12,7 @@ CHOSEN = {
     # Fusing a norm's row sums with its column sums saves a pass on paper; a translator's kernels took 32.0 ms a step
     # with it and 29.3 without.
     "triton.mix_order_reduction": False,
-    # Small kernels in one, and the next begins while one ends: 0.4 % to 1.2 % of a step each.
-    "combo_kernels": True,
-    "triton.enable_pdl": True,
+    "combo_kernels": True,  # small kernels in one
 }
 
 
