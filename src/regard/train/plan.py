@@ -77,7 +77,7 @@ def memory(
 
     >>> from regard import presets
     >>> round(memory(presets.gpt2(), Load(rows=8, length=1024)).peak / 1e9, 1)
-    5.3
+    6.2
     """
     whole = total(pieces(config, load))
     n = whole.parameters
