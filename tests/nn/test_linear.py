@@ -61,6 +61,9 @@ def test_products_however_they_lie(n, k, m, left, right, seen):
     add_product(total, a, b)
     close(total, wanted + 1)
     assert len(seen) == 3
+    more_exact = torch.ones(n, m, dtype=torch.float64)
+    add_product(more_exact, a, b)
+    close(more_exact, wanted + 1, atol=1e-4, rtol=1e-4)
     close(product(a[:, :1].expand(n, k), b), a[:, :1].double() * b.double().sum(0))
     close(product(a, b[:1].expand(k, m)), a.double().sum(1, keepdim=True) * b[:1].double())
 

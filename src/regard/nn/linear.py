@@ -53,7 +53,7 @@ def linear(
     """
     dtype = autocast_dtype(x) or x.dtype
     on_cpu = _is_large(x, weight.t()) and dtype in by_onednn()
-    if not on_cpu and not (is_compiled(x, dtype) and _fits_cublaslt(weight)):
+    if not on_cpu and not (is_compiled(x, dtype) and is_aligned(weight)):
         return F.linear(x, weight, bias)
     out = _Linear.apply(x.reshape(-1, x.shape[-1]).to(dtype), weight, bias)
     return out.view(*x.shape[:-1], len(weight))
@@ -114,7 +114,7 @@ def product(
 
 
 def add_product(total: Float[Tensor, "N M"], a: Float[Tensor, "N K"], b: Float[Tensor, "K M"]) -> None:
-    """``total += a @ b``, of which no gradient is asked.
+    """``total += a @ b``, of which no gradient is asked; the total may be the more exact.
 
     >>> total = torch.ones(2, 5)
     >>> add_product(total, torch.ones(2, 3), torch.ones(3, 5))
@@ -123,8 +123,8 @@ def add_product(total: Float[Tensor, "N M"], a: Float[Tensor, "N K"], b: Float[T
     """
     if is_compiled(a):
         cublaslt.add_product(total, a, b)
-    elif _is_faster(a, b):
-        total.add_(product(a, b))
+    elif total.dtype != a.dtype or _is_faster(a, b):
+        total.add_(product(a, b, dtype=total.dtype))
     else:
         total.addmm_(a, b)
 
@@ -171,8 +171,12 @@ def has_onednn(dtype: torch.dtype) -> bool:
     return bool(dtype == torch.float32 or half)
 
 
-def _fits_cublaslt(weight: Float[Tensor, "M K"]) -> bool:
-    """Whether rows and columns begin where a GPU's matrix units want them."""
+def is_aligned(weight: Float[Tensor, "M K"]) -> bool:
+    """Whether rows and columns begin where a GPU's matrix units want them.
+
+    >>> is_aligned(torch.ones(16, 24)), is_aligned(torch.ones(2, 24))
+    (True, False)
+    """
     return not any(n % 8 for n in weight.shape)
 
 

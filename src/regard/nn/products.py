@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.nn import cublaslt
-from regard.nn.linear import HALF, Linear, affine, autocast_dtype, is_compiled, product
+from regard.nn.linear import HALF, Linear, affine, autocast_dtype, is_aligned, is_compiled, product
 
 HAS_TRITON = find_spec("triton") is not None
 COLUMNS = 64  # at least, that a kernel takes together
@@ -93,7 +93,7 @@ def _fits(layer: nn.Module, x: Tensor) -> TypeGuard[Linear]:
     """Whether a layer is trained in half precision on a GPU, and is what it seems: no adapter, no whole numbers."""
     if not trains_by_kernels(x) or type(layer) is not Linear or (autocast_dtype(x) or x.dtype) not in HALF:
         return False
-    return layer.bias is not None and layer.out_features % COLUMNS == 0 and layer.in_features % 8 == 0
+    return layer.bias is not None and layer.out_features % COLUMNS == 0 and is_aligned(layer.weight)
 
 
 def _operands(layer: Linear, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.nn.linear import HALF, ROWS, add_product, autocast_dtype, by_onednn, filled_up, is_compiled, product
+from regard.nn.linear import HALF, ROWS, add_product, autocast_dtype, by_onednn, filled_up, product
 from regard.nn.products import HAS_TRITON
 
 # A GPU's matrix units want rows that are a multiple of this wide; GPT-2 has 50,257 tokens.
@@ -199,10 +199,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 d_hidden.append(product(change, wide))
                 if d_table is None:
                     d_table = product(change.T, rows, dtype=full)
-                elif dtype == full or is_compiled(x):
-                    add_product(d_table, change.T, rows)
                 else:
-                    d_table = d_table + product(change.T, rows, dtype=full)
+                    add_product(d_table, change.T, rows)
             del scores, change  # before the next are made
         if wants_gradient:
             whole = torch.cat(d_hidden).to(hidden.dtype) if d_hidden else torch.zeros_like(hidden)
@@ -252,7 +250,7 @@ class _TwoPassLoss(torch.autograd.Function):
                         d_bias = d_bias + change.sum(0)
                     change = F.pad(change.to(dtype), (0, len(wide) - n_tokens))
                     its.append(product(change, wide))
-                    d_table = d_table + product(change.T, x, dtype=full)
+                    add_product(d_table, change.T, x)
         if wants_gradient:
             whole = [torch.cat(its).to(first.dtype) if its else torch.zeros_like(first) for its in d_passes]
             d_bias = None if bias is None else d_bias.to(bias.dtype)

@@ -194,10 +194,8 @@ def loss_memory(config: ModelConfig, load: Load, passes: int = 1) -> float:
         in_chunk = at_once * v * (2 * passes * w if load.compiled else 40)
     elif load.half and not config.head.bias and not load.compiled:
         in_chunk = at_once * v * w  # a chunk's scores, whose place their gradient takes
-    elif (
-        load.compiled
-    ):  # both; in half precision, where one takes the other's place, as much is held by what else waits
-        in_chunk = at_once * v * 2 * w  # both
+    elif load.compiled:
+        in_chunk = at_once * v * 2 * w  # both; where one takes the other's place, as much is held by something else
     else:
         # Scores in float32 and, for their sum, as much again; or what the chunk before has left (in bfloat16 scores and
         # gradient, in float32 both are one) while the next is made.

@@ -36,9 +36,7 @@ class Verdict:
         return self.same_weights and self.largest_difference == 0
 
 
-def verify_resume(
-    recipe: Recipe, data: Path, options: list[str], say: Callable[[str], None] = lambda line: None
-) -> Verdict:
+def verify_resume(recipe: Recipe, data: Path, options: list[str], say: Callable[[str], None]) -> Verdict:
     """Run the recipe's first steps twice; ``options`` go to ``regard train`` as they are (``--device cpu``). ``say`` is
     told what is done."""
     train = recipe.train.replace(
