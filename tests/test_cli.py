@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -131,6 +132,13 @@ def test_without_a_word_there_is_the_help():
     needs = run("translate", "--beam").stderr
     assert needs.startswith("error: option '--beam' requires an argument; ")
     assert needs.endswith(" --help tells more\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["nosuch"], ["walk"]])
+def test_nothing_said_aside_is_among_the_results(arguments):
+    command = shlex.join([sys.executable, "-m", "regard", *arguments])
+    result = subprocess.run(f"{command} 2>&-", shell=True, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (2, "")
 
 
 def test_every_problem_has_its_own_line(tmp_path):

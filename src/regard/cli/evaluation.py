@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from regard.cli.shared import (
     Penalty,
     Precision,
     app,
+    aside,
     given,
     load,
     show,
@@ -92,7 +92,7 @@ def evaluate(
     for each, card in cards:
         folder = each.path if each.path.is_dir() else each.path.parent
         if not is_shipped(folder):  # whose card is what it was shipped with
-            print(f"score card: {card.save(folder)}", file=sys.stderr)
+            aside(f"score card: {card.save(folder)}")
 
 
 Models = Callable[..., list[Any]]

@@ -17,6 +17,7 @@ from regard.cli.shared import (
     ModelName,
     Precision,
     app,
+    aside,
     given,
     lines_of,
     load,
@@ -154,18 +155,18 @@ def chat(
         except InputError as error:
             if not typed:
                 raise
-            print(f"error: {error}", file=sys.stderr)
+            aside(f"error: {error}")
         except KeyboardInterrupt:  # enough of this answer
             if not typed:
                 raise
         print(flush=True)
         if talk.left_out > left_out:
-            print(f"warning: the first {talk.left_out} messages no longer fit and are left out", file=sys.stderr)
+            aside(f"warning: the first {talk.left_out} messages no longer fit and are left out")
             left_out = talk.left_out
 
 
 def _turns() -> Iterator[str]:
-    print("Ctrl-C breaks an answer off, Ctrl-D ends", file=sys.stderr)
+    aside("Ctrl-C breaks an answer off, Ctrl-D ends")
     while True:
         try:
             yield input("> ")
@@ -190,13 +191,12 @@ def _separate(written: int) -> None:
 
 def _warn(said: Any, context: int | None, stop: list[str] | None) -> None:
     if said.dropped:
-        print(
+        aside(
             f"warning: the prompt does not fit the model's context of {context} tokens: its first {said.dropped} are"
-            " left out, and the last are kept",
-            file=sys.stderr,
+            " left out, and the last are kept"
         )
     everything = (said, *said.others)
     if stop and not any(one.finish == "stop" for one in everything):
         told = ", ".join(map(repr, stop))
         n = max(len(one.tokens) for one in everything)
-        print(f"warning: --stop ({told}) was not met within {n} tokens", file=sys.stderr)
+        aside(f"warning: --stop ({told}) was not met within {n} tokens")

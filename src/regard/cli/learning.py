@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import Annotated, Any
 
 import typer
 
-from regard.cli.shared import AsJson, Changes, Device, ModelName, app, given, lines_of, load, show
+from regard.cli.shared import AsJson, Changes, Device, ModelName, app, aside, given, lines_of, load, show
 from regard.config import InputError, ModelConfig
 
 
@@ -129,7 +128,7 @@ def quickstart(
     try:
         quickstart(source, target, out=out, seed=seed)
     except Stopped as stopped:
-        print(f"{stopped}; regard quickstart begins anew", file=sys.stderr)
+        aside(f"{stopped}; regard quickstart begins anew")
         raise typer.Exit(128 + stopped.number) from None
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from regard.cli.shared import AsJson, Device, Precision, app, load, show
+from regard.cli.shared import AsJson, Device, Precision, app, aside, load, show
 from regard.config import InputError, suggest
 
 VIEWS = ("grid", "heatmap", "lines", "rollout")  # of attention
@@ -134,7 +133,7 @@ def _model(what, given, target, layer, head, view, out, ablate, device, precisio
 
 
 def _written(out: str) -> None:
-    print(f"{out}: written", file=sys.stderr)
+    aside(f"{out}: written")
 
 
 # ---------------------------------------------------------------------------------------

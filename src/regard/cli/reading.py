@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.shared import AsJson, Device, ModelName, Precision, app, check_no_files, given, lines_of, load
+from regard.cli.shared import AsJson, Device, ModelName, Precision, app, aside, check_no_files, given, lines_of, load
 from regard.config import InputError
 
 if TYPE_CHECKING:
@@ -275,7 +274,7 @@ def _texts(
             else:
                 yield text
         if left_out:
-            print(f"{name}: {left_out:,} row{'s' if left_out > 1 else ''} without text, left out", file=sys.stderr)
+            aside(f"{name}: {left_out:,} row{'s' if left_out > 1 else ''} without text, left out")
 
     return (text for name, kind in kinds for text in read(name, kind))
 
@@ -337,7 +336,7 @@ def _terminal() -> bool:
 def _say_cut(cuts: Any) -> None:
     n = sum(cuts)
     if n:
-        print(f"{n:,} of them too long for the model, and cut", file=sys.stderr)
+        aside(f"{n:,} of them too long for the model, and cut")
 
 
 def bar(share: float, width: int = 20) -> str:

@@ -96,7 +96,7 @@ def _lines(files: list[str], opened: dict[str, Any]) -> Iterator[str]:
         if sys.stdin is None:
             raise InputError("standard input: is closed; give texts, or --file")
         if sys.stdin.isatty():
-            print("a text a line; Ctrl-D ends", file=sys.stderr)
+            aside("a text a line; Ctrl-D ends")
         # Not sys.stdin.buffer: at Ctrl-C the interpreter would wait to close it, while a thread waits for a line of it.
         with open(sys.stdin.fileno(), "rb", closefd=False) as stdin:
             for number, line in enumerate(stdin, start=1):

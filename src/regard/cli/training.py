@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -137,7 +136,7 @@ def train(
         how = {"resume": resume is not None, "begin_from": other, "device": device, "shard": shard}
         train_recipe(given, place, run, **how, watch=watch)
     except Stopped as stopped:
-        print(f"{stopped}; everything is saved. To go on: regard train --resume {run}", file=sys.stderr)
+        aside(f"{stopped}; everything is saved. To go on: regard train --resume {run}")
         raise typer.Exit(128 + stopped.number) from None
 
 
@@ -163,7 +162,7 @@ def _prepared(recipe: Any, given: str | None, name: str, model: Any, *, quiet: b
     if not Path(place).exists() and quiet:
         prepare(recipe.data, Path(place), tokenizers=own)
     elif not Path(place).exists():
-        print(f"preparing {place}", file=sys.stderr)
+        aside(f"preparing {place}")
         with progress_bar() as progress:
             prepare(recipe.data, Path(place), tokenizers=own, progress=progress)
     check_data(DataDir(Path(place)), recipe, files=not given)
@@ -222,7 +221,7 @@ def compare(
     try:
         compared = compare_recipes(paths, out, changes=changes, test=test, device=device, quiet=quiet)
     except Stopped as stopped:
-        print(f"{stopped}; everything is saved. To go on: the same command again", file=sys.stderr)
+        aside(f"{stopped}; everything is saved. To go on: the same command again")
         raise typer.Exit(128 + stopped.number) from None
     show(compared, as_json, width=140)
 
