@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from regard import recipe
-from regard.data.sentences import Piece, join, shorten, split
+from regard.data.sentences import Piece, ends_line, join, mark, shorten, split
 from regard.data.tokenizer import Tokenizer
 
 # Each is the sentences of one text, with a space between them.
@@ -116,6 +116,33 @@ def test_nothing_is_lost(text):
         assert not piece.after.strip()
         assert not re.search(r"[\n\r\u2028]", piece.text)
         assert [p.text for p in split(piece.text)][:1] == [piece.text][: len(piece.text)]  # what is split stays split
+
+
+@pytest.mark.parametrize(
+    ("line", "marked"),
+    [
+        ("# One", "# "),
+        ("###### Six", "###### "),
+        ("####### seven", ""),
+        ("-\t– One", "-\t– "),
+        ("* * *", "* * "),  # what is left of it has no words
+        ("> 3) a) Yes", "> 3) a) "),
+        ("-1 is less", ""),
+        ("#1 won", ""),
+        ("1.5 litres", ""),
+        ("1984. A year", ""),
+        ("J. K. Rowling", ""),
+        ("- ", ""),
+        ("-\nOne", ""),
+        ("A - B", ""),
+    ],
+)
+def test_marks_of_lines(line, marked):
+    assert mark(line) == marked
+
+
+def test_a_line_ends_where_one_does():
+    assert [ends_line(after) for after in ("", " ", "\t", "\n", " \r\n ", "\u2028")] == [False] * 3 + [True] * 3
 
 
 # ---------------------------------------------------------------------------------------

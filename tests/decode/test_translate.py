@@ -88,6 +88,33 @@ def test_a_document_is_put_back_together(model):
     assert len(one.tokens) <= 2 * 15 + 16
 
 
+def test_what_marks_a_line_is_kept(model):
+    """Lists, headings and quotations are layout; within a line, and in a text taken whole, the same signs are text."""
+    said = model.translate("# The dog\n\n1. A cat. - A bird.\n  > - the red dog\n* * *", align=True)[0]
+    alone = [model.translate(text)[0].text for text in ("The dog", "A cat.", "- the red dog", "the red dog")]
+    inline = model.translate("A bird. - A bird.")[0].text.removeprefix(model.translate("A bird.")[0].text)
+    assert alone[2] == f"- {alone[3]}"
+    assert said.text == f"# {alone[0]}\n\n1. {alone[1]}{inline}\n  > - {alone[3]}\n* * *"
+    assert [j for _, j in said.alignment] == list(range(len(said.text.split())))
+    words = ["#", "The", "dog", "1.", "A", "cat.", "-", "A", "bird.", ">", "-", "the", "red", "dog", "*", "*", "*"]
+    aligned = {said.text.split()[j]: words[i] for i, j in said.alignment}
+    assert all(aligned[sign] == sign for sign in ("#", "1.", ">"))
+    whole = model.translate("- the red dog", whole=True)[0]
+    assert whole.logprob != pytest.approx(model.translate("the red dog")[0].logprob, abs=1e-6)
+
+
+def test_capitals_that_are_spelled_are_read_as_small_letters(model):
+    ships = regard.load("en-de", device="cpu")
+    shouted, said = ships.translate(["THE SHOP IS CLOSED. BE QUIET!", "The shop is closed. Be quiet!"], align=True)
+    assert shouted.text == said.text.upper() != said.text
+    assert (shouted.tokens, shouted.alignment, shouted.score) == (said.tokens, said.alignment, said.score)
+    for text in ("NATO", "THE SHOP IS closed.", "BE QUIET, ŉO!"):  # it knows the name; some are small already
+        assert ships.translate(text, beam=1)[0].text != ships.translate(text.lower(), beam=1)[0].text.upper()
+    # A model that reads letter by letter reads capitals as they are.
+    loud, quiet = model.translate(["THE RED DOG", "The red dog"])
+    assert loud.score != pytest.approx(quiet.score, abs=1e-6)
+
+
 @pytest.mark.slow
 def test_a_line_of_thousands_of_words(model):
     text = " ".join(toy.sentences(500, seed=3))
@@ -377,6 +404,8 @@ def test_ctrl_c_at_the_prompt_ends_quietly(work):
     """Not with what the interpreter says of a thread that still waits for a line."""
     ours, theirs = os.openpty()
     options = {"stdin": theirs, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": work, "text": True}
+    # Where the tests run in the background (nohup), Ctrl-C is ignored, and a process inherits that.
+    options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(**command("translate", "run-translate", "--beam", 1), **options) as process:
         os.write(ours, f"{LINES[0]}\n".encode())
         assert process.stdout.readline()

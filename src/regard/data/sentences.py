@@ -58,6 +58,21 @@ def split(text: str) -> list[Piece]:
     return [*pieces, Piece(text[begin:])] if begin < len(text) else pieces
 
 
+def ends_line(after: str) -> bool:
+    """Whether what stands after a piece ends its line."""
+    return bool(_LINE_END.search(after))
+
+
+def mark(line: str) -> str:
+    """What makes a line an item of a list, a heading or a quotation, with the space after it: layout, no words.
+
+    >>> mark("- One. Two."), mark("## Results"), mark("10. Stir."), mark("b) no"), mark("> > Ja."), mark("-5 °C")
+    ('- ', '## ', '10. ', 'b) ', '> > ', '')
+    """
+    return found[0] if (found := _MARK.match(line)) else ""
+
+
+_MARK = re.compile(r"(?:(?:#{1,6}|[-–—*+•·>]|\d{1,3}[.)]|[^\W\d_]\))[^\S\n\r]+)+(?=\S)")
 _OPEN = "\"'“”„‟‚‘’«»‹›([{¿¡「『《〈【（"
 _CLOSE = "\"'“”’‘«»‹›)]}」』》〉】）"
 _WIDE = "。！？｡"
@@ -75,7 +90,7 @@ _FAR = 64  # characters: longer than any word that matters
 def _ends(text: str, begin: int, place: re.Match[str]) -> bool:
     """Whether the sentence that began at ``begin`` ends where this place is."""
     start, end = place.span()
-    if end == len(text) or _LINE_END.search(place[0]):
+    if end == len(text) or ends_line(place[0]):
         return True
     if place["wide"]:  # after a closing quote the sentence may go on: 「行こう。」と言った。
         return place[0][-1] not in _CLOSE or text[end] in _OPEN

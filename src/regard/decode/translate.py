@@ -1,10 +1,11 @@
 """Texts in, translations out: sentences of like length together, each text put back as it was.
 
-A text is split into sentences, and a sentence that is longer than any the model was trained on into parts; line ends
-and what stands between sentences stay. What has nothing to translate (no letter or digit, or mostly letters of a script
-that the model hardly knows) is copied, as a translator would; and so are characters without a token within a sentence,
-where the model wrote bytes that are no text. Spaces of other widths are read as spaces, and what cannot be seen is not
-read.
+A text is split into sentences, and a sentence that is longer than any the model was trained on into parts; line ends,
+what stands between sentences and what marks a line (``- ``, ``# ``, ``1. ``) stay. What has nothing to translate (no
+letter or digit, or mostly letters of a script that the model hardly knows) is copied, as a translator would; and so are
+characters without a token within a sentence, where the model wrote bytes that are no text. Spaces of other widths are
+read as spaces, and what cannot be seen is not read. A sentence in capitals that the tokenizer can only spell is read in
+small letters, and its translation written in capitals.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from regard.config import InputError
 from regard.data.arrivals import arriving
-from regard.data.sentences import Piece, shorten, split
+from regard.data.sentences import Piece, ends_line, mark, shorten, split
 from regard.data.tokenizer import Tokenizer, script
 from regard.decode import recorded
 from regard.decode.recorded import fixed_length, fixed_size
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 BROKEN = "\ufffd"  # what bytes that are no character become
 UNSEEN = "\u00ad\u200b\u2060\ufeff"  # soft hyphen, and spaces of no width; joiners hold emoji together
 BATCH_TOKENS = {"cpu": 8_192, "cuda": 131_072}  # tokens read, times the ways in which a sentence goes on
+SPELLED = 1.5  # times the tokens of small letters: then capitals are spelled, and no words to the model
 MOST_READ = {"cpu": 2_048, "cuda": 131_072}  # of them, where the ways are few: more lengths would be in a batch
 
 
@@ -124,10 +126,11 @@ def stream(model: Model, lines: Iterable[str], **options: Any) -> Iterator[tuple
 
 
 class Unit:
-    """A sentence, or a part of one: what the model translates at once. Without ids it is copied."""
+    """A sentence, or a part of one: what the model translates at once. Without ids it is copied; the ids of a ``loud``
+    one, which is in capitals, are of small letters."""
 
-    def __init__(self, text: str, ids: list[int]):
-        self.text, self.ids, self.request = text, ids, 0
+    def __init__(self, text: str, ids: list[int], loud: bool = False):
+        self.text, self.ids, self.loud, self.request = text, ids, loud, 0
         self.found: list[Found] = []
         self.alignments: list[tuple[tuple[int, int], ...]] = []
 
@@ -138,14 +141,25 @@ class Text:
     def __init__(self, model: Model, text: str, whole: bool):
         self.model, self.reads = model, model.source_tokenizer
         self.parts: list[Unit | str] = []
-        longest = model.longest - 1  # and an end token
+        begins = not whole  # a line, which may have a mark
         for piece in [Piece(text)] if whole else split(text):
-            ids = self._encode(piece.text)
-            if len(ids) <= longest:
-                self.parts += [self._unit(piece.text, ids), piece.after]
-                continue
-            for part in shorten(piece, longest, lambda t: len(self._encode(t))):
-                self.parts += [self._unit(part.text, self._encode(part.text)), part.after]
+            layout = mark(piece.text) if begins else ""
+            self.parts += [layout, *self._pieces(piece._replace(text=piece.text[len(layout) :]))]
+            begins = ends_line(piece.after)
+
+    def _pieces(self, piece: Piece) -> Iterator[Unit | str]:
+        """A sentence as units that are not too long, and what stands after each."""
+        text, longest = piece.text, self.model.longest - 1  # and an end token
+        ids, loud = self._encode(text), False
+        if text.isupper() and (small := text[0] + text[1:].lower()).upper() == text:
+            of_small = self._encode(small)
+            if loud := SPELLED * len(of_small) < len(ids):
+                text, ids = small, of_small
+        if len(ids) <= longest:
+            yield from (self._unit(text, ids, loud), piece.after)
+            return
+        for part in shorten(piece._replace(text=text), longest, lambda t: len(self._encode(t))):
+            yield from (self._unit(part.text, self._encode(part.text), loud), part.after)
 
     def _encode(self, text: str) -> list[int]:
         joined = self.reads.joined
@@ -153,11 +167,11 @@ class Text:
             text = "".join(c if c in joined else seen(c) for c in text)
         return self.reads.encode(text)
 
-    def _unit(self, text: str, ids: list[int]) -> Unit:
+    def _unit(self, text: str, ids: list[int], loud: bool) -> Unit:
         letters, without = [c for c in text if c.isalnum()], set("".join(self._without_token(ids)))
         known = self.reads.scripts
         strange = sum(c in without or bool(known and script(c) not in known) for c in letters)
-        return Unit(text, ids if letters and 2 * strange <= len(letters) else [])
+        return Unit(text.upper() if loud else text, ids if letters and 2 * strange <= len(letters) else [], loud)
 
     def _without_token(self, ids: Sequence[int]) -> list[str]:
         """What of a text has no token of its own, in runs."""
@@ -205,21 +219,20 @@ class Text:
         model, numbers = self.model, iter(chosen)
         text, score, logprob, tokens, words, pairs = "", 0.0, 0.0, [], 0, []
         for part in self.parts:
-            if isinstance(part, str):
-                text += part
-                continue
-            here, n = len(text.split()), next(numbers)
-            if part.found:
-                found = part.found[n]
+            here, n = len(text.split()), next(numbers) if isinstance(part, Unit) else 0
+            if isinstance(part, Unit) and part.found:
+                read, found = part.text, part.found[n]
                 score, logprob = score + found.score, logprob + found.logprob
                 tokens += [model.tokenizer.token(id) for id in found.ids]
-                text += self._copied(model.tokenizer.decode(found.ids), part)
+                said = self._copied(model.tokenizer.decode(found.ids), part)
+                text += said.upper() if part.loud else said
                 if align:
                     pairs += [(words + i, here + j) for i, j in part.alignments[n]]
             else:
-                text += part.text
-                pairs += [(words + i, here + i) for i in range(len(part.text.split()))]
-            words += len(part.text.split())
+                read = part if isinstance(part, str) else part.text
+                text += read
+                pairs += [(words + i, here + i) for i in range(len(read.split()))]
+            words += len(read.split())
         return Translation(text, score, logprob, tuple(tokens), tuple(pairs) if align else None)
 
 
