@@ -253,6 +253,18 @@ def test_cards_of_several_sets_are_kept_side_by_side(texts, saying, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["scorecard.json"]
 
 
+def test_other_texts_of_the_same_name_replace_nothing(texts, saying, tmp_path):
+    """A test.en in each of two folders."""
+    sources, references = texts
+    some = sources[:7], [lines[:7] for lines in references]
+    for of in ((sources, references), some, (sources, references), some):
+        evaluate(saying(of[0]), *of, name="test.en").save(tmp_path)
+    cards = read_cards(tmp_path)["sets"]
+    first, second = cards
+    assert (first, second[:8], len(second)) == ("test.en", "test.en ", 16)
+    assert [cards[name]["sentences"] for name in (first, second)] == [len(sources), 7]
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"sets": 3, "format": 1}', '{"sets": {}, "format": 97}', "\udcff"])
 def test_a_file_that_is_no_score_card_is_left_alone(texts, saying, tmp_path, text):
     sources, references = texts

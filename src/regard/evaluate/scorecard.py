@@ -6,6 +6,7 @@ here, and nothing but ``scorecard.json`` in the run directory is written.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -84,11 +85,15 @@ class Scorecard:
         }
 
     def save(self, run: str | Path) -> Path:
-        """Write it into a run directory's scorecard.json, beside those of other test sets; one of the same name is
-        replaced. The file is there whole or not at all."""
+        """Write it into a run directory's scorecard.json, beside those of other test sets; one of the same texts is
+        replaced. Other texts of the same name stay, and this card's name gets the beginning of a hash behind it. The
+        file is there whole or not at all."""
         path = Path(run) / FILE
         cards = read_cards(run) if path.exists() else {"format": FORMAT, "sets": {}}
-        cards["sets"][self.name] = {key: value for key, value in self.to_dict().items() if key != "name"}
+        name, data = self.name, json.dumps(self.data)
+        if name in cards["sets"] and json.dumps(cards["sets"][name].get("data")) != data:
+            name += f" {hashlib.sha256(data.encode()).hexdigest()[:8]}"
+        cards["sets"][name] = {key: value for key, value in self.to_dict().items() if key != "name"}
         write_text(path, json.dumps(cards, indent=2, ensure_ascii=False) + "\n")
         return path
 
