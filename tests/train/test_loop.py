@@ -221,7 +221,7 @@ def test_a_run_begins_from_another_ones_weights(pairs, tmp_path):
         assert torch.equal(begun.weights[name], weight)
         assert torch.equal(begun.average[name], weight)
     by_hand = trainer(recipe, data, tmp_path / "by hand")
-    by_hand._put(load_file(first.weights))
+    by_hand.put(load_file(first.weights))
     by_hand.step(next(by_hand._loader()))
     told = losses(fit(recipe, data, tmp_path / "second", begin_from=first.path))[0]
     assert told == pytest.approx(float(by_hand.sums[0] / by_hand.sums[1]))
@@ -277,7 +277,7 @@ def test_the_average_of_checkpoints_is_their_mean(pairs, tmp_path):
         for name, value in kept.items():
             torch.testing.assert_close(value.double(), mean[name], rtol=1e-6, atol=1e-8)
     one = trainer(recipe, data, tmp_path)
-    one._put(mean)
+    one.put(mean)
     assert one.score()["loss"] == pytest.approx(averaged, rel=1e-6)
 
 
@@ -545,7 +545,7 @@ def test_validation_is_of_the_moving_average_without_smoothing(pairs, tmp_path):
     run = fit(recipe, data, tmp_path / "run")
     plain = trainer(recipe, data, tmp_path, smoothing=0.0, ema=0.0)
     average = checkpoint.load(checkpoint.checkpoints(run.path)[-1])[1]["ema"]
-    plain._put(average)
+    plain.put(average)
     assert plain.score()["loss"] == pytest.approx(losses(run, "valid")[-1], rel=1e-6)
     kept = load_file(run.weights)
     assert all(torch.equal(kept[name], average[name]) for name in kept)

@@ -1,5 +1,5 @@
-"""Training: batches in, a run directory out. The step is :meth:`Trainer.step`; everything around it is there so that no
-work is lost and a person can watch.
+"""Training: batches in, a run directory out. The step is in updates.py; what is here is there so that no work is lost
+and a person can watch.
 
 What makes a run repeatable: a step's batch is a function of the step (:mod:`regard.data.batches`), dropout is seeded
 from (seed, step, part, process), the learning rate is a function of the step. A checkpoint therefore holds weights, the
@@ -19,28 +19,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch import Tensor
 
 from regard.config import InputError, ModelConfig, Recurrent, RegardError
-from regard.data.batch import Vectors, draws
-from regard.data.batches import Batch, Batches, make_batches
+from regard.data.batches import Batches, make_batches
 from regard.data.captions import Matches
 from regard.data.store import DataDir
 from regard.decode.chat import chat_template
-from regard.memory import keep_freed_memory
 from regard.model import Model
-from regard.nn import Transformer
-from regard.nn.blocks import Block
 from regard.nn.lora import merged
 from regard.recipe import Recipe, completed, model_config
 from regard.train import checkpoint, tasks, tune
-from regard.train.compiled import compiled
-from regard.train.distributed import World, gathered, local, scattered
-from regard.train.loader import Loader, Update
-from regard.train.muon import matrices
-from regard.train.optim import Optimizer, learning_rate
+from regard.train.distributed import World, gathered, scattered
+from regard.train.loader import Loader
+from regard.train.optim import learning_rate
 from regard.train.run import Run
+from regard.train.updates import Updates
 from regard.train.watch import Watch, shown
 from regard.weights import write_weights
 
@@ -53,58 +47,26 @@ class Stopped(Exception):
         super().__init__(f"stopped by {signal.Signals(number).name}")
 
 
-# Steps from which compiling is taken to be worth its time. It takes some 30 seconds of an H200, which a small model
-# earns back in 600 (compiled before) to 1,700 steps (benchmarks/start.py), and a larger one sooner.
-EARNED_BACK = 1_000
-
-
-class Trainer:
-    """One run: the model, its optimizer, its data, and where it stands."""
+class Trainer(Updates):
+    """One run: its updates, its data, and where it stands."""
 
     def __init__(self, recipe: Recipe, data: DataDir, run: Run, world: World, watch: Watch):
-        self.config = model_config(recipe.model, **data.counts())
+        config = model_config(recipe.model, **data.counts())
         if world.shard and data.task == "match":
             raise InputError("--shard: not for match, whose temperature is a single number; leave it out")
         if world.shard and recipe.train.optimizer == "muon":
             raise InputError("--shard: not with train.optimizer ('muon'), which needs whole matrices; leave one out")
-        recipe = settled(recipe, self.config, world.device)
-        self.recipe, self.data, self.run, self.world, self.watch = recipe, data, run, world, watch
-        self.train, self.device = recipe.train, world.device
-        self.batches = make_batches(data, "train", self.train, self.config)
-        self.held_out = None
+        recipe = settled(recipe, config, world.device)
+        self.recipe, self.data, self.run, self.watch, how = recipe, data, run, watch, recipe.train
+        self.batches, self.held_out = make_batches(data, "train", how, config), None
         if "valid" in data.splits:
-            self.held_out = make_batches(data, "valid", self.train, self.config, shuffled=False)
-
+            self.held_out = make_batches(data, "valid", how, config, shuffled=False)
         self.shown = data.split("valid" if "valid" in data.splits else "train")
-        if self.train.bleu:
+        if how.bleu:
             if self.held_out is None:
-                raise InputError(
-                    f"train.bleu ({self.train.bleu}) needs held-out pairs; give data.valid or data.hold_out"
-                )
+                raise InputError(f"train.bleu ({how.bleu}) needs held-out pairs; give data.valid or data.hold_out")
             self._bleu_of([""])  # what is missing for it shows now, not after an hour
-        if self.device.type == "cpu":
-            keep_freed_memory()
-        torch.manual_seed(self.train.seed)
-        self.model = Transformer(self.config).to(self.device)
-        tune.choose(self.model, self.train)
-        objective = tasks.Objective(self.model, self.train.smoothing, self.train.r_drop, self.train.beta)
-        on_gpu = self.device.type == "cuda"
-        precision = self.train.precision or ("bfloat16" if on_gpu else "float32")
-        self.dtype = torch.bfloat16 if precision == "bfloat16" else None  # None: as the weights are
-        self.replays = False  # whether the step is a recorded graph
-        one_shape = bool(self.train.packed) or data.images is not None
-        earned = on_gpu and one_shape and self.train.steps >= EARNED_BACK
-        self.compiles = earned if self.train.compile is None else self.train.compile
-        if self.compiles:
-            self._compile(objective, one_shape)
-        self.objective = world.wrap(objective, self.dtype)
-        self.parameters = dict(self.model.named_parameters())  # whole, or in shards
-        self.weights = local(self.parameters.items())
-        moves = {name: self.weights[name] for name, w in self.parameters.items() if w.requires_grad}
-        shares = {name: self.train.layer_decay ** tune.distance(name, self.config) for name in moves}
-        muon = matrices(self.model) if self.train.optimizer == "muon" else {}
-        self.optimizer = Optimizer(moves, self.train, shares, muon)
-        self.average = {n: w.detach().clone() for n, w in self.weights.items()} if self.train.ema else {}
+        super().__init__(config, data.task, how, world, one_shape=bool(how.packed) or data.images is not None)
 
         # Where it stands: all that a checkpoint holds beside tensors.
         self.number = 0  # updates done
@@ -113,110 +75,7 @@ class Trainer:
         self.best: dict[str, Any] = {}
         self.chosen_by = CHOSEN_BY.get(self.data.task, "")
         self.bad_validations = 0
-        # On the device: loss, predictions, updates skipped since the last line; skipped in a row; skipped in all.
-        self.sums = torch.zeros(5, dtype=torch.float64, device=self.device)
-        self.last_norm = torch.zeros((), device=self.device)
         self.begun = time.perf_counter()
-        self.signal = 0
-        self.asked: list[Tensor] = []  # of several processes: whether any was asked to stop, step by step
-
-    def _compile(self, objective: nn.Module, one_shape: bool) -> None:
-        """Packed batches, and images, have one shape: model and loss are compiled whole, recorded and replayed. Padded
-        ones have many, and shards come together block by block: then the blocks are compiled, one for all."""
-        if one_shape and not self.world.shard:
-            self.replays = self.device.type == "cuda"
-            objective.forward = compiled(objective.forward, self.device, dynamic=False)  # type: ignore[method-assign]
-            return
-        for block in objective.modules():
-            if isinstance(block, Block):
-                block.compile(dynamic=not one_shape)
-
-    # -- the step ----------------------------------------------------------------------
-
-    def step(self, update: Update) -> None:
-        """One update. Losses are sums, divided by what the whole batch asks for: parts and processes add up to it."""
-        self._clear(keep=len(update.parts) > 1)
-        share = self.world.size / max(update.size.wanted, 1)  # the engines average over processes
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for i, batch in enumerate(self.together(update)):
-            torch.manual_seed(_seed(self.train.seed, update.step, i, self.world.rank))
-            if self.replays:
-                torch.compiler.cudagraph_mark_step_begin()
-            with self.world.sharing(self.objective, last=i + 1 == len(update.parts)):
-                with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
-                    loss = self.objective(batch.to(self.device))
-                (loss * share).backward()
-            total += loss.detach()
-        self._localise()
-        norm = self._norm()
-        finite = norm.isfinite() & self._share(total).isfinite()
-        self.optimizer.update(learning_rate(self.train, update.step), norm, finite)
-        if self.data.task == "match":
-            with torch.no_grad():  # CLIP's bound, within which the scale has a gradient: beyond, it could not come back
-                self.weights["head.log_scale"].clamp_(max=math.log(99.99))
-        if self.average:
-            get_ema_multi_avg_fn(self.train.ema)(list(self.average.values()), list(self.weights.values()), None)
-        self._count(total, update.size.wanted, norm, finite)
-
-    @torch.no_grad()
-    def together(self, update: Update) -> list[Batch]:
-        """The parts of an update. Of pairs of images and texts, each with what those of all parts and processes look
-        like, so that it can be held against them (after GradCache, Gao et al. 2021)."""
-        parts, n = update.parts, len(update.parts)
-        if self.data.task != "match" or n * self.world.size == 1:
-            return parts
-        room = math.ceil(update.size.wanted / (n * self.world.size))
-        found: list[Tensor] = []
-        for i, batch in enumerate(parts):
-            torch.manual_seed(_seed(self.train.seed, update.step, i, self.world.rank))  # the dropout that it will have
-            if self.replays:
-                torch.compiler.cudagraph_mark_step_begin()
-            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
-                first, text, real = self.objective(batch.to(self.device), looks=True)
-            rows = torch.cat([first, text, real[:, None].to(first.dtype)], 1)
-            found.append(nn.functional.pad(rows, (0, 0, 0, room - len(rows))))
-        whole = self.world.gather(torch.cat(found))
-        width = whole.shape[1] // 2
-        beside = Vectors(whole[:, :width], whole[:, width:-1], whole[:, -1] > 0)
-        begin = self.world.rank * n
-        return [batch._replace(beside=beside, place=torch.tensor((begin + i) * room)) for i, batch in enumerate(parts)]
-
-    def _localise(self) -> None:
-        """Under FSDP the optimizer works on this process's shards, and so on their gradients."""
-        if self.world.shard:
-            for name, weight in self.parameters.items():
-                if weight.grad is not None:
-                    self.weights[name].grad = weight.grad.to_local()  # type: ignore[attr-defined]
-
-    def _share(self, total: Tensor) -> Tensor:
-        """The loss over all processes, in place; beside it goes whether any of them was asked to stop."""
-        if self.world.size > 1:
-            both = self.world.sum(torch.stack([total, torch.full_like(total, float(self.signal != 0))]))
-            total.copy_(both[0])
-            self.asked.append(both[1])
-        return total
-
-    def _norm(self) -> Tensor:
-        norm = nn.utils.get_total_norm(self.optimizer.gradients())
-        return self.world.sum(norm**2).sqrt() if self.world.shard else norm
-
-    def _clear(self, keep: bool = False) -> None:
-        """Forget the gradients. Where several parts add up, they do so in memory of its own, not a recorded graph's."""
-        for weight in (*self.parameters.values(), *self.optimizer.weights.values()):
-            if not keep or self.world.shard or not weight.requires_grad:
-                weight.grad = None
-            elif weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-        if keep and not self.world.shard:
-            self.optimizer.clear()
-
-    def _count(self, total: Tensor, wanted: int, norm: Tensor, finite: Tensor) -> None:
-        """Keep the books on the device; nothing is read here."""
-        bad = (~finite).double()
-        now = torch.stack([torch.where(finite, total, 0), finite * wanted, bad, bad, bad])
-        self.sums[3] *= bad  # in a row
-        self.sums += now
-        self.last_norm = norm
 
     # -- the loop ----------------------------------------------------------------------
 
@@ -347,7 +206,7 @@ class Trainer:
     def validate(self) -> None:
         """Score the held-out data, show what the model says, and keep the weights if they are the best so far."""
         reached, begun = self._elapsed(), time.perf_counter()
-        with self._averaged():
+        with self.averaged():
             found = self.score()
             better = found is None or _is_better(found, self.best, self.chosen_by)
             if better:
@@ -368,10 +227,10 @@ class Trainer:
         if self.held_out is None:
             return None
         if isinstance(self.held_out, Matches):
-            with self._decoding():
+            with self.decoding():
                 return tasks.retrieval(self.model, self.held_out, self.device)
         sums: dict[str, Tensor] = {}
-        with self._evaluating():
+        with self.evaluating():
             for i in range(len(self.held_out)):
                 batch = self.held_out.part(i, self.world.rank, self.world.size).to(self.device)
                 # Sharded weights come together only when the whole module is called.
@@ -391,7 +250,7 @@ class Trainer:
                 (tasks.captions, "image") if self.data.task == "caption" else (tasks.translations, "source")
             )
             rows = range(min(self.train.bleu, len(self.shown[column])))
-            with self._decoding():
+            with self.decoding():
                 said = said_of(self.model, self.data, self.shown, rows)
             if self.world.first:
                 value += self._bleu_of(said)
@@ -402,42 +261,8 @@ class Trainer:
         return score(self.data, self.shown, said)
 
     def samples(self) -> list[dict[str, str]]:
-        with self._decoding():
+        with self.decoding():
             return list(tasks.samples(self.model, self.data, self.shown))
-
-    @contextlib.contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        self.objective.eval()
-        try:
-            with torch.no_grad(), torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
-                yield
-        finally:
-            self.objective.train()
-
-    @contextlib.contextmanager
-    def _decoding(self) -> Iterator[None]:
-        """Within, the model can write: its weights are whole, and nothing is compiled anew for every length."""
-        eager = torch.compiler.set_stance("force_eager") if self.compiles else contextlib.nullcontext()
-        with self._evaluating(), self.world.whole(self.objective), eager:
-            yield
-
-    @contextlib.contextmanager
-    def _averaged(self) -> Iterator[None]:
-        """Within, the weights are their moving average, if one is kept."""
-        if not self.average:
-            yield
-            return
-        kept = {name: w.detach().clone() for name, w in self.weights.items()}
-        self._put(self.average)
-        try:
-            yield
-        finally:
-            self._put(kept)
-
-    @torch.no_grad()
-    def _put(self, values: dict[str, Tensor]) -> None:
-        for name, weight in self.weights.items():
-            weight.copy_(values[name])
 
     def _out_of_patience(self) -> bool:
         return 0 < self.train.patience <= self.bad_validations
@@ -463,7 +288,7 @@ class Trainer:
             _, tensors = checkpoint.load(folder)
             for name, value in tensors["weights"].items():
                 sums[name] += scattered(value, self.parameters[name]).to(self.device)
-        self._put({name: total / len(folders) for name, total in sums.items()})
+        self.put({name: total / len(folders) for name, total in sums.items()})
         found = self.score()
         if found is None or _is_better(found, self.best, self.chosen_by):
             self._export(self.weights)
@@ -471,7 +296,7 @@ class Trainer:
         if found is not None:
             self._note({"step": self.number, "kind": "average", "checkpoints": len(folders), **found})
             self.watch.say(f"average of {len(folders)} checkpoints: {shown(found)}")
-        self._put(kept)
+        self.put(kept)
 
     # -- saving ------------------------------------------------------------------------
 
@@ -480,15 +305,11 @@ class Trainer:
         if self.world.first:
             write_weights(self.run.weights, merged(whole, self.train.lora_alpha) if self.train.lora else whole)
 
-    def _tensors(self) -> Iterator[tuple[str, str, Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
         """Everything of this run that is a tensor, whole: (file, name, value). Every process must ask for all of it."""
-        for file, weights in (("weights", self.weights), ("ema", self.average)):
-            for name, value in weights.items():
-                yield file, name, gathered(value, self.parameters[name])
+        yield from super().tensors()
         for split, value in self.references().items():
             yield "reference", split, value
-        for what, name, value in self.optimizer.state():
-            yield "optimizer", f"{what}.{name}", value if what == "step" else gathered(value, self.parameters[name])
 
     def save(self, *, regular: bool) -> None:
         """A checkpoint of where the run stands. One that a signal asked for, between the regular ones, is not."""
@@ -502,10 +323,10 @@ class Trainer:
             "sums": self.sums.tolist(),
         }
         if self.world.first:
-            checkpoint.save(self.run.path, self.number, self._tensors(), facts)
+            checkpoint.save(self.run.path, self.number, self.tensors(), facts)
             checkpoint.clean(self.run.path, self.train.keep)
         else:
-            for _ in self._tensors():
+            for _ in self.tensors():
                 pass
         self.world.wait()
 
@@ -521,15 +342,7 @@ class Trainer:
             )
         if folders:
             facts, tensors = checkpoint.load(folders[-1])
-            for weights, values in ((self.weights, tensors["weights"]), (self.average, tensors.get("ema", {}))):
-                for name, weight in weights.items():
-                    weight.copy_(scattered(values[name], self.parameters[name]))
-            state: dict[str, dict[str, Tensor]] = {}
-            for key, value in tensors.get("optimizer", {}).items():
-                what, _, name = key.partition(".")
-                like = self.parameters[name]
-                state.setdefault(what, {})[name] = value if what == "step" else scattered(value, like)
-            self.optimizer.load(state)
+            self.take(tensors)
             self.refer(tensors.get("reference", {}))
             self.number, self.parts, self.seconds = facts["step"], facts["parts"], facts["seconds"]
             self.best, self.bad_validations = facts["best"], facts["bad_validations"]
@@ -560,7 +373,7 @@ class Trainer:
         for split, batches in self._splits().items():
             batches.reference = np.zeros(len(batches.columns["prompt"]), np.float32)
             of_pairs = torch.from_numpy(batches.reference.copy())
-            with self._evaluating():
+            with self.evaluating():
                 for step in range(len(batches)):
                     rows = batches.rows(step)
                     margin, _ = tasks.preferred(self.model, batches.make(step, rows).to(self.device))
@@ -642,10 +455,6 @@ def settled(recipe: Recipe, config: ModelConfig, device: torch.device) -> Recipe
     keeps_apart = not any(isinstance(tower, Recurrent) for tower in (config.encoder, config.decoder))
     packed = task in ("generate", "fill") or (task == "translate" and device.type == "cuda" and keeps_apart)
     return recipe.replace(train=recipe.train.replace(packed=packed))
-
-
-def _seed(*places: int) -> int:
-    return int(draws(*places) >> np.uint64(1))
 
 
 def train(
