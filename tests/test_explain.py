@@ -56,6 +56,25 @@ def test_every_field_says_what_it_does(cls):
         assert "\n" not in text
 
 
+def test_a_tokenizer_of_another_kind_keeps_what_was_said_of_it(tmp_path, path):
+    """Its kind is one option among others, not a class of its own."""
+    (tmp_path / "lower.toml").write_text(
+        RECIPE.replace("vocab_size = 500 # small", "lowercase = true\nnormalise = 'nfkc'")
+    )
+    for changes in (["data.tokenizer.kind=bpe"], ["data.tokenizer.kind=characters"], []):
+        run = read(str(tmp_path / "lower.toml"), changes)
+        found = {value.key: (value.value, value.source) for value in run.values}
+        assert found["data.tokenizer.lowercase"] == (True, "recipe line 5")
+        assert found["data.tokenizer.normalise"] == ("nfkc", "recipe line 6")
+
+
+def test_a_recipe_in_json_is_read_as_train_reads_it(tmp_path, path):
+    table = recipe.read(path).to_dict()
+    (tmp_path / "run.json").write_text(json.dumps({name: table[name] for name in ("data", "model", "train")}))
+    run, same = read(str(tmp_path / "run.json")), read(path)
+    assert (run.data, run.train) == (same.data, same.train)
+
+
 def test_where_values_come_from(path):
     run = read(path, ["train.lr=0.5", "model.decoder.dropout=0.25", "train.steps=11"])
     source = {value.key: value.source for value in run.values}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import shutil
 from html.parser import HTMLParser
 
@@ -33,6 +34,11 @@ def small(monkeypatch):
     for name, n in (("NUMBERS", 211), ("CHECKED", 7), ("TESTED", 13)):
         monkeypatch.setattr(quickstart, name, n)
     monkeypatch.setattr(quickstart, "SHIPPED", quickstart.Path("nowhere"))
+
+
+def test_the_commands_to_try_next_are_a_shells():
+    (command, _), *_ = quickstart.tries(quickstart.Path("my runs/numbers"), "en")
+    assert shlex.split(command)[1:] == ["translate", "my runs/numbers", "ninety thousand two hundred and ten"]
 
 
 class Page(HTMLParser):

@@ -114,7 +114,9 @@ def read(name: str, changes: Sequence[str] = ()) -> Explained:
     given, is_preset = parse_changes(changes), name in presets.names()
     folder = SHIPPED / name if name in shipped() and not Path(name).exists() else Path(name)
     trained: dict[str, Any] | None = None  # the model of a run, which knows what the data said
-    if not is_preset and (name.endswith(".toml") or folder.is_file()):
+    if not is_preset and folder.suffix == ".json" and not folder.is_dir():
+        file, lines = read_json(name), {}
+    elif not is_preset and (name.endswith(".toml") or folder.is_file()):
         file, lines = read_toml(name), _lines(Path(name).read_text(encoding="utf-8"))
     elif not is_preset and folder.is_dir():
         config = folder / "config.json"

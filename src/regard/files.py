@@ -51,10 +51,19 @@ def write_text(path: Path, text: str) -> None:
         draft.write_text(text, encoding="utf-8")
 
 
+def draft_of(path: Path) -> Path:
+    """What a file or folder is called until it is whole: nobody else's name, and with the same ending.
+
+    >>> draft_of(Path("runs/git")).name, draft_of(Path("a.png")).suffix
+    ('.partial.git', '.png')
+    """
+    return path.with_name(f".partial.{path.name}")
+
+
 @contextlib.contextmanager
 def drafted(path: Path) -> Iterator[Path]:
     """Another name to write a file or a folder under; it gets its own when all of it is on the disk."""
-    draft = path.with_name(f".{path.name}")
+    draft = draft_of(path)
     with told(path):
         yield draft
         for part in (*draft.rglob("*"), draft):
@@ -65,7 +74,7 @@ def drafted(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def told(path: Path) -> Iterator[None]:
     """What goes wrong while writing, in one line; a half-written draft is removed, whatever happens."""
-    draft = path.with_name(f".{path.name}")
+    draft = draft_of(path)
     try:
         yield
     except BaseException as error:
@@ -91,7 +100,10 @@ def alone(path: Path) -> Iterator[None]:
         yield
         return
     lock = path.with_name(f".{path.name}.lock")
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{lock.parent}: cannot be a folder ({error.strerror}); choose another") from None
     with lock.open("w") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

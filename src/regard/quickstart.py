@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import html
 import random
+import shlex
 import shutil
 import sys
 import time
@@ -353,8 +354,9 @@ def tries(run: Path, source: str) -> list[tuple[str, str]]:
     inside = beside.is_relative_to(Path.cwd())
     regard = "regard" if shutil.which("regard") else str(beside.relative_to(Path.cwd()) if inside else beside)
     (words,) = number_words([90_210], source)
+    regard, trained = shlex.quote(regard), shlex.quote(str(run))
     return [
-        (f'{regard} translate {run} "{words}"', "ask the model that was just trained"),
+        (f'{regard} translate {trained} "{words}"', "ask the model that was just trained"),
         (f'{regard} translate {SHIPPED_MODEL} "How much does this cost?"', "the one that comes with regard"),
         (
             f'{regard} look {SHIPPED_MODEL} "I read the book." --as tree',

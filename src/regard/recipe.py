@@ -481,7 +481,10 @@ def model_config(
 
 def _with_pixels(table: dict[str, Any], images: Images) -> dict[str, Any]:
     """The table with the size and the colours of the data's images; other ones are refused."""
-    own = table.get("encoder", {}).get("input", {}) if isinstance(table.get("encoder", {}), dict) else {}
+    given = table.get("encoder", {})
+    if not isinstance(given, dict) or not isinstance(given.get("input", {}), dict):
+        return table  # which is refused with all else that is wrong
+    own = given.get("input", {})
     given = {**({"image_size": table["image_size"]} if "image_size" in table else {}), **own}
     told = {"image_size": images.size, "channels": images.channels}
     wrong = [

@@ -190,11 +190,12 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        # A table of another kind replaces the old one: its keys would not fit.
-        same = (
-            isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind")
-        )
-        merged[key] = merge(old, value) if same else value  # type: ignore[arg-type]
+        # A table of another kind replaces the old one: its keys would not fit. Every kind of tokenizer has the same.
+        if isinstance(old, dict) and isinstance(value, dict):
+            same = key == "tokenizer" or value.get("kind", old.get("kind")) == old.get("kind")
+            merged[key] = merge(old, value) if same else value
+        else:
+            merged[key] = value
     return merged
 
 

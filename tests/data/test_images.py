@@ -247,6 +247,17 @@ def test_parquet_with_the_bytes_of_images(folder, tmp_path, kind):
         assert names[label] == path.parent.name
 
 
+def test_labels_that_were_changed_are_noticed(tmp_path):
+    """Beside the images, in a file of their own."""
+    for name, values in (("images-idx3", np.zeros((3, 5, 5), np.uint8)), ("labels-idx1", np.arange(3, dtype=np.uint8))):
+        write_idx(tmp_path / f"train-{name}-ubyte", values)
+    how = {"size": 5, "channels": 1}
+    data = prepare(data_of(tmp_path / "train-images-idx3-ubyte", images=how), tmp_path / "data")
+    assert data.changed_input() is None
+    write_idx(tmp_path / "train-labels-idx1-ubyte", np.arange(3, dtype=np.uint8)[::-1].copy())
+    assert data.changed_input() == str(tmp_path / "train-labels-idx1-ubyte")
+
+
 def write_idx(path, values, packed=False):
     header = bytes([0, 0, 8, values.ndim]) + b"".join(n.to_bytes(4, "big") for n in values.shape)
     path.write_bytes((gzip.compress if packed else bytes)(header + values.tobytes()))

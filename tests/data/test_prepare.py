@@ -1,5 +1,6 @@
 """Every kind of file in, the same ids out; each mistake is one line; nothing is half-written."""
 
+import contextlib
 import gzip
 import json
 import lzma
@@ -148,6 +149,9 @@ def test_a_tokenizer_from_a_file():
     second = prepare(ask("translate", "p.tsv", tokenizer={"file": "first/tokenizer.json", "shared": False}), "second")
     assert second.split("train")["source"].ids.tolist() == first.split("train")["source"].ids.tolist()
     assert second.manifest["tokenizers"]["tokenizer.json"]["from"] == "first/tokenizer.json"
+    assert second.changed_input() is None
+    write("first/tokenizer.json", " " + Path("first/tokenizer.json").read_text())
+    assert second.changed_input() == "first/tokenizer.json"
 
 
 # -- documents ----------------------------------------------------------------------------
@@ -276,6 +280,32 @@ def test_words_with_tags(columns, labels, kind):
     words = data.tokenizer.encode_words(["EU", "rejects", "Łódź\u00a0lamb"])
     starts = np.cumsum([0, *map(len, words)])[:-1]
     assert np.flatnonzero(tags[0] >= 0).tolist() == starts.tolist()
+
+
+def test_a_cell_may_have_spaces():
+    write("a.tsv", "10 000\tO\nNew York\tB-LOC\n\nBerlin\tB-LOC\n")
+    data = prepare(ask("tag", "a.tsv", tokenizer={"kind": "bytes"}), "out")
+    assert texts(data) == ["10 000 New York", "Berlin"]
+    assert data.labels == ["B-LOC", "O"]
+
+
+@pytest.mark.parametrize("name", ["", "caf\udce9.txt"])
+def test_names_that_are_none(name):
+    write("a.txt", "A dog runs.")
+    with contextlib.suppress(OSError):  # a file system may not have it
+        write(name or "b.txt", "A dog runs.")
+    with pytest.raises(InputError, match=r"no file matches|the name is not valid UTF-8; rename it"):
+        prepare(ask("generate", name, tokenizer={"kind": "bytes"}), "out")
+
+
+def test_answers_that_are_alike_are_told_of(regard):
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 3 + [{"prompt": "a", "chosen": "b", "rejected": "b"}]
+    write("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    code, out, _ = regard(
+        "prepare", "--task", "prefer", "--train", "a.jsonl", "data.tokenizer.kind=bytes", "--out", "out"
+    )
+    assert code == 0
+    assert "train: 1 with the same answer twice dropped of 4" in out
 
 
 def test_a_word_that_vanishes_takes_its_sentence_with_it():
@@ -455,9 +485,9 @@ prepare(data, "out")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not Path("out").exists()
-    assert Path(".out.partial").exists()
+    assert Path(".partial.out").exists()
     assert texts(prepare(ask("generate", "t.txt"), "out")) == ["A dog runs."]
-    assert not Path(".out.partial").exists()
+    assert not Path(".partial.out").exists()
 
 
 def test_a_tokenizer_is_learned_from_an_even_sample_of_much_text(monkeypatch):
@@ -534,6 +564,9 @@ MISTAKES = {
     "empty file": ({"a.txt": "b", "b.txt": ""}, "generate --train *.txt", "b.txt: the file is empty"),
     "empty compressed file": ({"a.tsv.xz": lzma.compress(b"")}, "translate --train a.tsv.xz", "a.tsv.xz: the file is empty"),
     "empty parquet": ({"a.parquet": parquet_of(a=[], b=[])}, "translate --train a.parquet", "a.parquet: the file is empty"),
+    "words in cells": (
+        {"a.tsv": "New York\tB-LOC\n\nBerlin\n"}, "tag --train a.tsv", "a.tsv: line 3 has 1 column, and column 2 is needed"),
+    "nobody's home": ({}, "generate --train ~nobody/a.txt", "~nobody/a.txt: no file matches; paths are relative to where you are"),
     "only blank lines": ({"a.txt": "\n \n"}, "generate --train a.txt", "train: no example is left of 1: 1 empty"),
     "only a header": ({"a.csv": "en,de\n"}, "translate --train a.csv --columns en,de", "train: no example is left of 0: no rows"),
     "all filtered": (

@@ -120,7 +120,7 @@ def test_bytes_that_are_no_text_are_shown_as_such():
     assert reader.finish() == "\ufffd"
 
 
-@pytest.mark.parametrize("stop", [["dog"], ["g ru", "runs"], ["s\n", "dog runs f"], ["x"]])
+@pytest.mark.parametrize("stop", [["dog"], ["g ru", "runs"], ["s\n", "dog runs f"], ["x"], ["the doors"]])
 @pytest.mark.parametrize("kind", ["bpe", "characters", "bytes"])
 def test_nothing_of_a_stop_string_is_shown(kind, stop):
     tokens, text = tokenizer(kind), "the dog runs\nover the dog"
@@ -388,6 +388,7 @@ def test_json_has_everything(model):
         ({"stop": [""]}, "stop ('') must have at least one character"),
         ({"stop": "x", "beam": 3}, "stop: not with a beam of 3, which ranks whole texts; draw, or take beam 1"),
         ({"beam": 3, "temperature": 0.5}, "a beam does not draw; give one of them"),
+        ({"temperature": 1e-40}, "temperature (1e-40) must be 0, which is greedy, or at least 1e-06"),
         ({"min_p": 2}, "min_p (2.0) must be at least 0 and at most 1"),
     ],
 )

@@ -63,10 +63,11 @@ def test_a_batch_equals_its_texts(model, options):
     together = model.translate(LINES, **options)
     small = model.translate(LINES, batch_tokens=40, **options)
     assert [t.text for t in small] == [t.text for t in together]
-    if "temperature" not in options:  # draws belong to the number of a text
-        alone = [model.translate(line, **options)[0] for line in LINES]
-        assert [t.text for t in alone] == [t.text for t in together]
-        assert [t.score for t in alone] == pytest.approx([t.score for t in together], abs=1e-4)
+    alone = [model.translate(line, **options)[0] for line in LINES]
+    assert [t.text for t in alone] == [t.text for t in together]
+    assert [t.score for t in alone] == pytest.approx([t.score for t in together], abs=1e-4)
+    streamed = [found.text for _, found in stream(model, iter(LINES), **options)]
+    assert streamed == [t.text for t in together]
 
 
 def test_a_translation_is_as_long_as_it_must_be(model):
@@ -99,6 +100,7 @@ def test_what_marks_a_line_is_kept(model):
     words = ["#", "The", "dog", "1.", "A", "cat.", "-", "A", "bird.", ">", "-", "the", "red", "dog", "*", "*", "*"]
     aligned = {said.text.split()[j]: words[i] for i, j in said.alignment}
     assert all(aligned[sign] == sign for sign in ("#", "1.", ">"))
+    assert model.translate("   - the red dog")[0].text == f"   - {alone[3]}"  # as a list within a list is written
     whole = model.translate("- the red dog", whole=True)[0]
     assert whole.logprob != pytest.approx(model.translate("the red dog")[0].logprob, abs=1e-6)
 
@@ -154,6 +156,14 @@ def test_every_word_is_aligned_with_one_of_the_source(model):
             assert [j for _, j in one.alignment] == list(range(len(one.text.split())))
             assert all(0 <= i < len(text.split()) for i, _ in one.alignment)
     assert model.translate("... ...", align=True)[0].alignment == ((0, 0), (1, 1))
+
+
+def test_words_are_counted_across_sentences_without_a_space(model):
+    """After a wide sign, and where a word that is too long is cut."""
+    for text in ("the。red dog。a cat", "a b " + "x" * 400):
+        (said,) = model.translate(text, align=True)
+        assert [j for _, j in said.alignment] == list(range(len(said.text.split())))
+        assert all(0 <= i < len(text.split()) for i, _ in said.alignment)
 
 
 def test_tokens_add_up_to_words(model):

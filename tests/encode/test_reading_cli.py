@@ -164,6 +164,18 @@ def test_evaluate_a_text(run, work):
     assert read_cards(work / "run-generate")["sets"]["texts.txt"]["bits_per_byte"] == card["bits_per_byte"]
 
 
+SHOTS = [
+    "evaluate",
+    "run-generate",
+    "--file",
+    "classify/valid.tsv",
+    "--shots",
+    "0,1",
+    "--examples",
+    "classify/train.tsv",
+]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -209,6 +221,9 @@ def test_evaluate_a_text(run, work):
         (["evaluate", "run-generate", "run-generate", "--text", "texts.txt"], "--text: takes one model"),
         (["evaluate", "run-generate", "--file", "pairs.tsv", "--shots", "x"], "--shots (x) must be a number, or several"),
         (["evaluate", "run-generate", "--file", "pairs.tsv", "--picture", "a.png"], "--picture: goes with --shots"),
+        (["evaluate", "run-generate", "--file", "classify/valid.tsv", "--shots", "0,99"], "shots (99) must be from 0 to 0"),
+        ([*SHOTS, "--picture", "a.txt"], "a.txt: a picture must be .png or .svg"),
+        ([*SHOTS, "--picture", "none/a.png"], "none/a.png: there is no folder none; make it first"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(run, work, arguments, message):

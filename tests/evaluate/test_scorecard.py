@@ -27,6 +27,7 @@ from regard.evaluate import (
     read_texts,
     set_name,
 )
+from regard.evaluate.scorecard import entry
 from regard.look.page import as_text
 from regard.train.loop import train
 from regard.train.run import Run
@@ -263,9 +264,15 @@ def test_other_texts_of_the_same_name_replace_nothing(texts, saying, tmp_path):
     first, second = cards
     assert (first, second[:8], len(second)) == ("test.en", "test.en ", 16)
     assert [cards[name]["sentences"] for name in (first, second)] == [len(sources), 7]
+    card = evaluate(saying(some[0]), *some, name="test.en")
+    assert (entry(card, cards), entry(card, {})) == (second, "test.en")
+    assert entry(card, {"test.en": {"data": dict(reversed(card.data.items()))}}) == "test.en"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"sets": 3, "format": 1}', '{"sets": {}, "format": 97}', "\udcff"])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"sets": 3, "format": 1}', '{"sets": {"a": 3}, "format": 1}', '{"sets": {}, "format": 97}', "\udcff"],
+)
 def test_a_file_that_is_no_score_card_is_left_alone(texts, saying, tmp_path, text):
     sources, references = texts
     path = tmp_path / "scorecard.json"

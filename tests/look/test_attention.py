@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import regard
 from laws.cases import CASES, build, inputs
 from regard import Model, Transformer, presets, recipe
 from regard.config import Labels, Pooled
@@ -257,6 +258,20 @@ def test_a_translator_looks_at_its_own_translation_unless_told(name):
             "decodercross",
         }
         assert model.attention("ab", layers="encoder").said is None, "nothing needs to be written"
+
+
+def test_a_translator_is_looked_at_as_it_reads_and_writes():
+    """What marks a line is not read, and capitals that are spelled are read as small letters."""
+    model = regard.load("en-de", device="cpu")
+    for text in ("THE SHOP IS CLOSED TODAY.", "- The shop is closed today.", "The shop is closed. It is late."):
+        said = model.translate([text], whole=text[-5:] == "late.")[0]
+        seen = model.attention(text)
+        [layer] = [layer for layer in seen.layers if layer.name == "decoder.1.cross"]
+        assert layer.rows[:-1] == said.tokens
+        assert layer.columns[-1] == "</s>"
+        assert model.trace(text).answer.text == seen.said == said.text
+        loss = model.ablate(text, heads=[]).loss
+        assert loss == pytest.approx(-said.logprob / len(layer.rows), rel=1e-4)
 
 
 def test_patches_have_a_place_and_the_image_is_there():

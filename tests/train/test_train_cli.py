@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,6 +54,46 @@ def test_a_recipe_trains_from_raw_files(work):
         assert told in done.stderr
     assert (folder / "fresh" / "manifest.json").exists()
     assert list((folder / "runs/raw/tensorboard").iterdir())
+
+
+def test_what_was_not_measured_is_not_told(work):
+    folder, _ = work
+    recipe = recipes.read(folder / "toy.json")
+    table = recipe.to_dict()
+    del table["data"]["valid"]
+    (folder / "alone.json").write_text(json.dumps(table))
+    common = ("train", "alone.json", "--device", "cpu", "--data", "alone")
+    done = regard(folder, *common, "train.steps=8", "train.average=2", "--out", "runs/averaged")
+    assert done.returncode == 0, done.stderr
+    assert "model.safetensors has the average of 2 checkpoints\n" in done.stderr
+    hot = ("train.lr=1e30", "train.warmup=0", "train.clip=0", "train.max_skipped=3", "train.checkpoint_every=100")
+    done = regard(folder, *common, *hot, "--out", "runs/hot")
+    assert done.returncode != 0
+    assert "intact" not in done.stderr
+    assert "begin a new run with less than train.lr (1e+30), or with train.clip, which is off" in done.stderr
+
+
+def test_what_else_lies_beside_the_checkpoints_is_left_alone(work):
+    """A backup of one, say. And data that was moved is asked for, not made anew."""
+    folder, data = work
+    out = folder / "beside"
+    train(recipes.read(folder / "toy.json"), data.path, out, device="cpu", watch=Watch(quiet=True))
+    last = checkpoint.checkpoints(out)[-1]
+    shutil.copytree(last, last.with_name(f"{last.name}.bak"))
+    assert checkpoint.checkpoints(out)[-1] == last
+    done = regard(folder, "train", "--resume", out, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert last.with_name(f"{last.name}.bak").is_dir()
+    refused(
+        regard(folder, "train", "toy.json", "--resume", out, "--verify-resume"),
+        "--verify-resume: makes runs of its own",
+    )
+    data.path.rename(folder / "moved")
+    try:
+        refused(regard(folder, "train", "--resume", out), "say where it is now: --data FOLDER")
+        assert regard(folder, "train", "--resume", out, "--data", "moved").returncode == 0
+    finally:
+        (folder / "moved").rename(data.path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -89,10 +89,17 @@ def evaluate(
         options = given(beam=beam, length_penalty=length_penalty, penalty=penalty)
         page, cards = _compared(_of_translations(models, source, reference, language, options))
     show(page, as_json, width=140)
+
+    from regard.evaluate.scorecard import entry, read_cards
+
     for each, card in cards:
         folder = each.path if each.path.is_dir() else each.path.parent
         if not is_shipped(folder):  # whose card is what it was shipped with
-            aside(f"score card: {card.save(folder)}")
+            path = card.save(folder)
+            name = entry(card, read_cards(folder)["sets"])
+            aside(f"score card: {path}" + (f", as {name!r}: it has other texts of that name" * (name != card.name)))
+    if picture is not None:
+        page.draw(picture)
 
 
 Models = Callable[..., list[Any]]
@@ -149,19 +156,22 @@ def _of_shots(
         raise InputError("--picture: goes with several --shots: 0,1,2,4,8")
 
     from regard.decode.watch import answering
+    from regard.encode.shots import pick
     from regard.evaluate import evaluate_labels, set_name
-    from regard.evaluate.shots import accuracy_over_shots
+    from regard.evaluate.shots import accuracy_over_shots, check_picture
 
     test = labelled(file, columns)
     shown = labelled(prompted["examples"], columns) if "examples" in prompted else []
     prompted.setdefault("labels", sorted({label for _, label in (*test, *shown)}))
     name = set_name(file)
+    for number in numbers:
+        pick(shown, number)  # as many as there are; said now, not after the others are scored
+    if picture is not None:
+        check_picture(picture)
     if len(numbers) > 1:
         asked = {str(each.path): prompter(each, 0, columns=columns, **prompted) for each in models("generate")}
         with answering(name) as progress:
             found = accuracy_over_shots(asked, test, numbers, name=name, progress=progress)
-        if picture is not None:
-            found.draw(picture)
         return found, []
     cards: Cards = []
     for each in models("generate"):

@@ -112,6 +112,8 @@ def train(
     given = None if recipe is None else recipes.read(recipe, changes or ())
     if verify and given is None:
         raise InputError("--verify-resume needs a recipe")
+    if verify and resume is not None:
+        raise InputError("--verify-resume: makes runs of its own; leave out --resume")
 
     from regard.train.loop import Stopped
     from regard.train.loop import train as train_recipe
@@ -245,7 +247,7 @@ def plan(
 
     run = explain.read(model, changes or ())
     if run.model is None:
-        raise InputError(f"{model}: has the model of train --from; say which that is: model.preset=bert_base")
+        raise InputError(f"{model}: has the model of train --from; say which that is: model.preset=PRESET")
     steps = run.train is not None and run.given("train.steps")
     options = given(gpu_memory=None if gpu_memory is None else gpu_memory * 1e9, tokens=tokens, flops=flops)
     how = {"gpus": gpus, "steps": steps, "assumed": run.assumed, **options}

@@ -6,7 +6,6 @@ Beside :mod:`regard.data.readers`, and read by the same :class:`~regard.data.rea
 
 from __future__ import annotations
 
-import glob
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -47,10 +46,8 @@ def find_albums(patterns: Sequence[str], *, told: bool = True) -> list[Album]:
     wanted alone."""
     found: list[Album] = []
     for pattern in patterns:
-        path = Path(pattern).expanduser()
-        matches = [path] if pattern and path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
-        if not matches:
-            raise InputError(f"{pattern or repr(pattern)}: no file matches; paths are relative to where you are")
+        if not (matches := readers.matching(pattern)):
+            raise readers.no_match(pattern)
         found += (_album(match, told) for match in matches)
     return found
 
@@ -93,6 +90,7 @@ class Folder:
 
     def __init__(self, path: Path):
         self.path = path
+        readers.check_name(path)
 
 
 class Classes:

@@ -26,7 +26,7 @@ from regard.data.images import Picture, read_pixels
 from regard.data.readers import Corpus, Row
 from regard.data.store import FORMAT, Column, DataDir, sha256
 from regard.data.tokenizer import SPECIAL, Characters, Packer, Tokenizer
-from regard.files import alone
+from regard.files import alone, draft_of
 from regard.schema import InputError, suggest
 
 BATCH = 1 << 20  # characters that are worked on together
@@ -84,7 +84,7 @@ def _write(
 ) -> None:
     """All files of the directory, under another name until they are whole."""
     labels = sorted(survey.labels)
-    partial = out.with_name(f".{out.name}.partial")
+    partial = draft_of(out)
     shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
     partial.mkdir(parents=True)
     try:
@@ -104,6 +104,7 @@ def _write(
         seen = {} if data.images is None else {"images": _colours(partial / "train.image.bin", data.images)}
         if data.images is not None and data.images.tokenizer is not None:
             seen["painter"] = _coded(partial, splits, data.images, data.images.tokenizer, progress)
+        given = [Path(data.tokenizer.file)] if data.tokenizer.file else []
         manifest = {
             "format": FORMAT,
             "regard": __version__,
@@ -113,7 +114,7 @@ def _write(
             "labels": labels,
             "tokenizers": facts,
             **seen,
-            "inputs": _hashes([file.path for corpus in corpora.values() for file in corpus.files]),
+            "inputs": _hashes([*(file.path for corpus in corpora.values() for file in corpus.inputs), *given]),
             "files": {Path(name).name: of for name, of in _hashes(sorted(partial.iterdir())).items()},
         }
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2, ensure_ascii=False), encoding="utf-8")

@@ -15,11 +15,12 @@ import io
 import itertools
 import json
 import lzma
+import os
 import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,16 +58,17 @@ class Corpus:
     def __init__(self, data: recipe.Data, files: recipe.Files):
         self.data = data
         if data.images is not None:
-            from regard.data.image_readers import find_albums  # which reads tables as they are read here
+            from regard.data.image_readers import Idx, find_albums  # which reads tables as they are read here
 
             self.albums, self.pairs = find_albums(files.files, told=data.task != "paint"), []
             self.files = [album.file for album in self.albums]
+            self.inputs = self.files + [a.labels for a in self.albums if isinstance(a, Idx) and a.labels]
             return
         self.whole, sources, targets = find(files.files), find(files.source), find(files.target)
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} source files and {len(targets)} target files: give as many of each")
         self.pairs = list(zip(sources, targets, strict=True))
-        self.files = self.whole + sources + targets
+        self.files = self.inputs = self.whole + sources + targets
 
     def rows(self) -> Iterator[Row]:
         columns, task = self.data.columns, self.data.task
@@ -97,13 +99,25 @@ def find(patterns: Sequence[str]) -> list[File]:
     """
     found: list[File] = []
     for pattern in patterns:
-        path = Path(pattern).expanduser()
-        matches = [path] if pattern and path.exists() else map(Path, glob.glob(str(path), recursive=True))
-        inside = [file for match in sorted(matches) for file in (_inside(match) if match.is_dir() else [match])]
+        inside = [file for match in matching(pattern) for file in (_inside(match) if match.is_dir() else [match])]
         if not inside:
-            raise InputError(f"{pattern or repr(pattern)}: no file matches; paths are relative to where you are")
+            raise no_match(pattern)
         found += map(File, inside)
     return found
+
+
+def matching(pattern: str) -> list[Path]:
+    """The files and folders that a path or a glob stands for, in order."""
+    if not pattern:
+        return []
+    if not os.path.exists(pattern):
+        with suppress(RuntimeError):  # ~name, and nobody is called so
+            pattern = str(Path(pattern).expanduser())
+    return [Path(pattern)] if os.path.exists(pattern) else sorted(map(Path, glob.glob(pattern, recursive=True)))
+
+
+def no_match(pattern: str) -> InputError:
+    return InputError(f"{pattern or repr(pattern)}: no file matches; paths are relative to where you are")
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -115,11 +129,25 @@ def _inside(folder: Path) -> list[Path]:
 # One file
 
 
+def check_name(path: Path) -> None:
+    """Refuse a name that is no text: it could be written into no manifest.
+
+    >>> check_name(Path("caf\\udce9.txt"))
+    Traceback (most recent call last):
+    regard.schema.InputError: 'caf\\udce9.txt': the name is not valid UTF-8; rename it
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{str(path)!r}: the name is not valid UTF-8; rename it") from None
+
+
 class File:
     """A file to read, perhaps compressed. ``done`` says how many of its ``size`` bytes have been read."""
 
     def __init__(self, path: Path):
         self.path, self.done = path, 0
+        check_name(path)
         with self._faults():
             status = path.stat()
         if path.is_dir():
@@ -294,9 +322,9 @@ def conll(
     least = 1 + (max(word, tag, 1) if tagged else word)
     words: list[str] = []
     tags: list[str] = []
-    begin = 0
+    begin, tabs = 0, file.format == "tsv"
     for line, text in itertools.chain(file.lines(), [(0, "")]):
-        cells = _BLANKS.split(text.strip(" \t")) if text.strip() else []
+        cells = (text.split("\t") if tabs else _BLANKS.split(text.strip(" \t"))) if text.strip() else []
         if cells and cells[0] != "-DOCSTART-":
             if len(cells) < least:
                 raise InputError(f"{file.path}: line {line} has {_columns(cells)}, and column {least} is needed")

@@ -206,6 +206,7 @@ _WHY = {
     "too long": "too long",
     "ratio": "of unequal length",
     "broken": "of images that cannot be read",
+    "alike": "with the same answer twice",
 }
 
 

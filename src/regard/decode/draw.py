@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from jaxtyping import UInt8
 from numpy.typing import NDArray
 
 from regard.config import Codes, InputError
+from regard.data.batch import number_of
 from regard.decode.search import search
 from regard.decode.settings import to_generate
 from regard.encode.match import contrastive_head
@@ -74,7 +74,7 @@ def draw(
             limits=size,
             how=how,
             never=never,
-            requests=[_request(prompt) for prompt in some],
+            requests=[number_of(prompt) for prompt in some],
             recorder=model.recorder,
         )
         codes = np.array([way.ids for ways in drawn for way in ways]) - first
@@ -101,12 +101,6 @@ def prompt_of(model: Model, text: str) -> list[int]:
     if len(ids) > most:
         raise InputError(f"text ({text!r}) has {len(ids)} tokens, and this model reads {most}; say it shorter")
     return [tokens.start, *ids, *[tokens.pad] * (most - len(ids))]
-
-
-def _request(prompt: Sequence[int]) -> int:
-    """A number that belongs to a text, for its draws."""
-    told = hashlib.blake2b(np.array(prompt, "<i8").tobytes(), digest_size=8).digest()
-    return int.from_bytes(told, "little") >> 1
 
 
 def grid(rows: Sequence[Sequence[NDArray[np.uint8]]], gap: int = 2) -> UInt8[NDArray, "H W C"]:

@@ -7,7 +7,6 @@ itself, so that it goes on alike in any batch. A prompt that is given twice has 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from regard.config import InputError
+from regard.data.batch import number_of
 from regard.decode import recorded
 from regard.decode.recorded import fixed_length, fixed_size
 from regard.decode.search import LOOK_EVERY, steps
@@ -159,9 +159,7 @@ class Given:
             raise InputError(
                 "prompt ('') is empty, and this model knows no beginning of a text; give at least a letter"
             )
-        # Draws belong to what is read, not to a place in a list.
-        told = hashlib.blake2b(np.array(self.ids, "<i8").tobytes(), digest_size=8).digest()
-        self.request = int.from_bytes(told, "little") >> 1
+        self.request = number_of(self.ids)
         begins = not tokens.decode(self.ids)
         self.readers = [Reader(tokens, stop, begins=begins) for _ in range(n)]
         self.found: list[Found] = []

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from regard.schema import InputError, Node, at_least
 
 TEMPERATURE = 0.8  # of a language model that is told nothing else
+LEAST = 1e-6  # temperature: scores over less are no numbers any more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,8 @@ class Decoding(Node):
     def problems(self) -> Iterator[str]:
         yield from at_least(self, 1, "beam", "n_best", "max_length")
         yield from at_least(self, 0, "length_penalty", "min_length", "temperature", "top_k", "seed")
+        if 0 < self.temperature < LEAST:
+            yield f"temperature ({self.temperature}) must be 0, which is greedy, or at least {LEAST}"
         if not 0 < self.top_p <= 1:
             yield f"top_p ({self.top_p}) must be above 0 and at most 1"
         if not 0 <= self.min_p <= 1:

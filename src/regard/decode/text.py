@@ -63,7 +63,7 @@ class Reader:
         """Characters at the end with which a stop string may have begun."""
         if self.stopped:
             return 0
-        longest = max((len(stop) - 1 for stop in self.stop), default=0)
+        longest = min(len(self.text), max((len(stop) - 1 for stop in self.stop), default=0))
         return next((n for n in range(longest, 0, -1) if any(s.startswith(self.text[-n:]) for s in self.stop)), 0)
 
     def _show(self, upto: int) -> str:

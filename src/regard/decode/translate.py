@@ -26,6 +26,7 @@ from torch import Tensor
 
 from regard.config import InputError
 from regard.data.arrivals import arriving
+from regard.data.batch import number_of
 from regard.data.sentences import Piece, ends_line, mark, shorten, split
 from regard.data.tokenizer import Tokenizer, script
 from regard.decode import recorded
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
 BROKEN = "\ufffd"  # what bytes that are no character become
 UNSEEN = "\u00ad\u200b\u2060\ufeff"  # soft hyphen, and spaces of no width; joiners hold emoji together
-BATCH_TOKENS = {"cpu": 8_192, "cuda": 131_072}  # tokens read, times the ways in which a sentence goes on
 SPELLED = 1.5  # times the tokens of small letters: then capitals are spelled, and no words to the model
+BATCH_TOKENS = {"cpu": 8_192, "cuda": 131_072}  # tokens read, times the ways in which a sentence goes on
 MOST_READ = {"cpu": 2_048, "cuda": 131_072}  # of them, where the ways are few: more lengths would be in a batch
 
 
@@ -91,15 +92,26 @@ def translate(
 ) -> list[Translation]:
     """Translate each text; see :meth:`regard.Model.translate`.
 
-    ``whole`` texts are not split into sentences, unless they are too long: the lines of a test set are as they are.
+    ``whole`` texts are read as they are, and not split unless they are too long: so are the lines of a test set.
     """
     model.check_task("translate")
     how = Decoding(**options).validate()
     given = [Text(model, text, whole) for text in texts]
-    units = [unit for text in given for unit in text.units]
-    for i, unit in enumerate(units):
-        unit.request = i
-    wanted, done = [unit for unit in units if unit.ids], 0
+    find(model, given, how, align=align, batch_tokens=batch_tokens, progress=progress)
+    return [text.translation(how, align) for text in given]
+
+
+def find(
+    model: Model,
+    texts: Iterable[Text],
+    how: Decoding,
+    *,
+    align: bool = False,
+    batch_tokens: int | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Search translations for the sentences of texts, those of like length together."""
+    wanted, done = [unit for text in texts for unit in text.units if unit.ids], 0
     device = model.device.type
     budget = batch_tokens // how.ways if batch_tokens else min(BATCH_TOKENS[device] // how.ways, MOST_READ[device])
     for batch in batches(wanted, budget, fixed=recorded.fixed_shapes(model.device)):
@@ -110,7 +122,12 @@ def translate(
         done += len(batch)
         if progress is not None:
             progress(done, len(wanted), model.tokenizer.decode(batch[0].found[0].ids))
-    return [text.translation(how, align) for text in given]
+
+
+def one_sentence(model: Model, text: str) -> Text:
+    """A text as it is translated, if it is one sentence; else whole, as if it were."""
+    as_translated = Text(model, text, False)
+    return as_translated if len(as_translated.units) == 1 else Text(model, text, True)
 
 
 def stream(model: Model, lines: Iterable[str], **options: Any) -> Iterator[tuple[str, Translation]]:
@@ -130,7 +147,7 @@ class Unit:
     one, which is in capitals, are of small letters."""
 
     def __init__(self, text: str, ids: list[int], loud: bool = False):
-        self.text, self.ids, self.loud, self.request = text, ids, loud, 0
+        self.text, self.ids, self.loud, self.request = text, ids, loud, number_of(ids)
         self.found: list[Found] = []
         self.alignments: list[tuple[tuple[int, int], ...]] = []
 
@@ -141,17 +158,20 @@ class Text:
     def __init__(self, model: Model, text: str, whole: bool):
         self.model, self.reads = model, model.source_tokenizer
         self.parts: list[Unit | str] = []
-        begins = not whole  # a line, which may have a mark
-        for piece in [Piece(text)] if whole else split(text):
+        if whole:
+            self.parts += self._pieces(Piece(text), as_it_is=True)
+            return
+        begins = True  # a line, which may have a mark
+        for piece in split(text):
             layout = mark(piece.text) if begins else ""
             self.parts += [layout, *self._pieces(piece._replace(text=piece.text[len(layout) :]))]
-            begins = ends_line(piece.after)
+            begins = ends_line(piece.after) or (begins and not piece.text)
 
-    def _pieces(self, piece: Piece) -> Iterator[Unit | str]:
+    def _pieces(self, piece: Piece, *, as_it_is: bool = False) -> Iterator[Unit | str]:
         """A sentence as units that are not too long, and what stands after each."""
         text, longest = piece.text, self.model.longest - 1  # and an end token
         ids, loud = self._encode(text), False
-        if text.isupper() and (small := text[0] + text[1:].lower()).upper() == text:
+        if text.isupper() and not as_it_is and (small := text[0] + text[1:].lower()).upper() == text:
             of_small = self._encode(small)
             if loud := SPELLED * len(of_small) < len(ids):
                 text, ids = small, of_small
@@ -217,23 +237,33 @@ class Text:
     def _joined(self, chosen: tuple[int, ...], align: bool) -> Translation:
         """The text with the chosen translation of each sentence."""
         model, numbers = self.model, iter(chosen)
-        text, score, logprob, tokens, words, pairs = "", 0.0, 0.0, [], 0, []
+        source, text, score, logprob, tokens, pairs = "", "", 0.0, 0.0, [], dict[int, int]()
         for part in self.parts:
-            here, n = len(text.split()), next(numbers) if isinstance(part, Unit) else 0
+            read, n = (part, 0) if isinstance(part, str) else (part.text, next(numbers))
             if isinstance(part, Unit) and part.found:
-                read, found = part.text, part.found[n]
+                found = part.found[n]
                 score, logprob = score + found.score, logprob + found.logprob
                 tokens += [model.tokenizer.token(id) for id in found.ids]
                 said = self._copied(model.tokenizer.decode(found.ids), part)
-                text += said.upper() if part.loud else said
-                if align:
-                    pairs += [(words + i, here + j) for i, j in part.alignments[n]]
+                said, aligned = said.upper() if part.loud else said, part.alignments[n] if align else ()
             else:
-                read = part if isinstance(part, str) else part.text
-                text += read
-                pairs += [(words + i, here + i) for i in range(len(read.split()))]
-            words += len(read.split())
-        return Translation(text, score, logprob, tuple(tokens), tuple(pairs) if align else None)
+                said, aligned = read, [(i, i) for i in range(len(read.split()))]
+            i, j = words_before(source, read), words_before(text, said)
+            for a, b in aligned:
+                pairs.setdefault(j + b, i + a)
+            source, text = source + read, text + said
+        alignment = tuple((i, j) for j, i in pairs.items()) if align else None
+        return Translation(text, score, logprob, tuple(tokens), alignment)
+
+
+def words_before(text: str, more: str) -> int:
+    """The number of the word with which more text begins: the last one goes on where no space is between.
+
+    >>> words_before("a b ", "c"), words_before("a b", "c"), words_before("", "c")
+    (2, 1, 0)
+    """
+    joined = text and more and not text[-1].isspace() and not more[0].isspace()
+    return len(text.split()) - bool(joined)
 
 
 def seen(character: str) -> str:

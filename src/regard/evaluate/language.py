@@ -24,7 +24,7 @@ from rich.text import Text
 
 from regard.decode.translate import Progress
 from regard.evaluate import facts
-from regard.evaluate.scorecard import Scorecard, about
+from regard.evaluate.scorecard import about, save
 from regard.model import Model
 from regard.nn.masks import Layout
 from regard.schema import InputError
@@ -182,7 +182,7 @@ class LanguageCard:
 
     def save(self, run: str | Path) -> Path:
         """Write it into a run directory's scorecard.json, beside those of other test sets."""
-        return Scorecard.save(self, run)  # type: ignore[arg-type]
+        return save(self, run)
 
     def __rich__(self) -> RenderableType:
         return Group(*self._page())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -85,17 +85,8 @@ class Scorecard:
         }
 
     def save(self, run: str | Path) -> Path:
-        """Write it into a run directory's scorecard.json, beside those of other test sets; one of the same texts is
-        replaced. Other texts of the same name stay, and this card's name gets the beginning of a hash behind it. The
-        file is there whole or not at all."""
-        path = Path(run) / FILE
-        cards = read_cards(run) if path.exists() else {"format": FORMAT, "sets": {}}
-        name, data = self.name, json.dumps(self.data)
-        if name in cards["sets"] and json.dumps(cards["sets"][name].get("data")) != data:
-            name += f" {hashlib.sha256(data.encode()).hexdigest()[:8]}"
-        cards["sets"][name] = {key: value for key, value in self.to_dict().items() if key != "name"}
-        write_text(path, json.dumps(cards, indent=2, ensure_ascii=False) + "\n")
-        return path
+        """Write it into a run directory's scorecard.json."""
+        return save(self, run)
 
     # -- the page ------------------------------------------------------------------------
 
@@ -139,6 +130,24 @@ def about(model: Model) -> dict[str, Any]:
     }
 
 
+def save(card: Any, run: str | Path) -> Path:
+    """Write a card into a run directory's scorecard.json, beside those of other test sets; one of the same texts is
+    replaced. The file is there whole or not at all."""
+    path = Path(run) / FILE
+    cards = read_cards(run) if path.exists() else {"format": FORMAT, "sets": {}}
+    cards["sets"][entry(card, cards["sets"])] = {name: of for name, of in card.to_dict().items() if name != "name"}
+    write_text(path, json.dumps(cards, indent=2, ensure_ascii=False) + "\n")
+    return path
+
+
+def entry(card: Any, sets: Mapping[str, Any]) -> str:
+    """The name of a card among those that are kept: its own, or where other texts have that, with a hash behind it."""
+    data = json.dumps(card.data, sort_keys=True)
+    if card.name not in sets or json.dumps(sets[card.name].get("data"), sort_keys=True) == data:
+        return card.name
+    return f"{card.name} {hashlib.sha256(data.encode()).hexdigest()[:8]}"
+
+
 def read_cards(run: str | Path) -> dict[str, Any]:
     """A run directory's scorecard.json: under ``sets``, what is known of each test set.
 
@@ -153,7 +162,8 @@ def read_cards(run: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise InputError(f"{path}: is not JSON ({error}); move it away") from None
-    if not isinstance(cards, dict) or not isinstance(cards.get("sets"), dict) or cards.get("format") != FORMAT:
+    sets = cards.get("sets") if isinstance(cards, dict) and cards.get("format") == FORMAT else None
+    if not isinstance(sets, dict) or not all(isinstance(card, dict) for card in sets.values()):
         raise InputError(f"{path}: is no score card of format {FORMAT}; move it away")
     return cards
 

@@ -70,12 +70,7 @@ class OverShots:
         """Accuracy over the number of examples, a line a model with its interval, as .png or .svg; the same bytes each
         time."""
         path = Path(path)
-        if path.suffix not in (".png", ".svg"):
-            raise InputError(f"{path}: a picture must be .png or .svg")
-        try:
-            import matplotlib
-        except ImportError:
-            raise InputError(f"{path}: needs matplotlib; pip install 'regard[plots]'") from None
+        matplotlib = check_picture(path)
         matplotlib.use("Agg")
         from matplotlib import pyplot as plt
 
@@ -103,6 +98,25 @@ class OverShots:
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
         axes.legend(frameon=False, fontsize=9)
+
+
+def check_picture(path: str | Path) -> Any:
+    """Refuse now what could not be drawn there later; matplotlib, if it can.
+
+    >>> check_picture("shots.txt")
+    Traceback (most recent call last):
+    regard.schema.InputError: shots.txt: a picture must be .png or .svg
+    """
+    path = Path(path)
+    if path.suffix not in (".png", ".svg"):
+        raise InputError(f"{path}: a picture must be .png or .svg")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}; make it first")
+    try:
+        import matplotlib
+    except ImportError:
+        raise InputError(f"{path}: needs matplotlib; pip install 'regard[plots]'") from None
+    return matplotlib
 
 
 def accuracy_over_shots(

@@ -58,7 +58,8 @@ class TranslationCard(Scorecard):
         yield lengths
 
     def settings(self) -> Iterator[tuple[str, str]]:
-        yield "decoding", ", ".join(f"{key} {value}" for key, value in self.decoding.items() if value)
+        told = {key: value for key, value in self.decoding.items() if value or key == "length_penalty"}
+        yield "decoding", ", ".join(f"{key} {value}" for key, value in told.items())
 
 
 def evaluate(

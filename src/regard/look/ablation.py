@@ -26,7 +26,7 @@ from regard.config import Contrastive, InputError, Labels, Pooled, Vocabulary
 from regard.decode.recorded import Recorder
 from regard.encode.labels import is_regression, parts_of, words_of
 from regard.look.attention import chosen
-from regard.look.inputs import Inputs, read
+from regard.look.inputs import Inputs, read, said_by
 from regard.look.page import as_text, printable
 
 if TYPE_CHECKING:
@@ -291,10 +291,8 @@ def _said(model: Model, inputs: Inputs) -> str | None:
     if given is None or isinstance(given, Tensor):
         return None
     match model.task:
-        case "translate":
-            return model.translate([given], whole=True)[0].text
-        case "caption":
-            return model.caption([given])[0].text
+        case "translate" | "caption":
+            return said_by(model, given)[0]
         case "generate":
             return model.generate([given], max_new_tokens=NEXT, temperature=0.0)[0].text
         case "fill":

@@ -3,6 +3,7 @@ positions that every tower attends over. Texts become rows as in the model's own
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from regard.config import Grid, InputError, Patches, Tokens
 from regard.data.tokenizer import Tokenizer
-from regard.decode import draw
+from regard.decode import draw, translate
+from regard.decode.settings import Decoding
 from regard.encode import fill, images, labels, rows
 
 if TYPE_CHECKING:
@@ -49,8 +51,10 @@ def read(model: Model, given: Any, target: Any = None, *, writes: bool = True) -
         if target is not None:
             raise InputError(f"target ({target!r}): this model reads one input, and writes nothing beside it")
         return _first(model, shape, given)
+    written = None
     if shape == "encoder-decoder":
-        target = _said(model, given) if target is None and writes else target
+        if target is None and writes:
+            target, written = said_by(model, given)
     elif target is None and (isinstance(given, str) or (isinstance(given, Tensor) and given.dim() <= 2)):
         given, target = None, given
     first = Inputs(inputs=None, names={}) if given is None else _first(model, "encoder", given)
@@ -61,7 +65,8 @@ def read(model: Model, given: Any, target: Any = None, *, writes: bool = True) -
     elif not isinstance(target, str):
         raise InputError(f"target ({type(target).__name__}) must be a text")
     elif shape == "encoder-decoder":  # as it is read while it is written
-        ids = torch.tensor([model.tokenizer.start, *model.tokenizer.encode(target)])
+        written = model.tokenizer.encode(target) if written is None else written
+        ids = torch.tensor([model.tokenizer.start, *written])
     else:
         ids = torch.tensor(_row(model, target).ids)
     ids, names = _named(model, ids, model.tokenizer if model.has_tokenizer else None)
@@ -131,20 +136,25 @@ def _row(model: Model, given: Any) -> rows.Row:
         return fill.row_of(model, first.replace(model.tokenizer.token(model.tokenizer.mask), fill.MASK), 1)
     encode = rows.tokenizer(model).encode
     texts = [encode(text) for text in (first, *others)]
+    if model.task == "translate" and len(units := translate.one_sentence(model, first).units) == 1:
+        texts = [units[0].ids or texts[0]]  # what has nothing to translate is looked at all the same
     row = rows.make_row(model, *texts)
     if row.cut:
         raise InputError(f"text of {sum(map(len, texts)):,} tokens is longer than this model reads at once; shorten it")
     return row
 
 
-def _said(model: Model, given: Any) -> str:
-    """What the model itself writes after what it read."""
+def said_by(model: Model, given: Any) -> tuple[str, Sequence[int] | None]:
+    """What the model itself writes after what it read; and its tokens, where they are not those of that text."""
     if isinstance(given, Tensor):
         raise InputError("target: missing; beside a tensor, give the tensor of the target")
     if model.task == "caption":
-        return model.caption([given])[0].text
+        return model.caption([given])[0].text, None
     model.check_task("translate")
-    return model.translate([given], whole=True)[0].text
+    text, how = translate.one_sentence(model, given), Decoding()
+    translate.find(model, [text], how)
+    found = [unit.found[0].ids for unit in text.units if unit.found]
+    return text.translation(how, False).text, found[0] if len(found) == 1 else None
 
 
 def _named(model: Model, ids: Tensor, tokenizer: Tokenizer | None) -> tuple[Tensor, tuple[str, ...]]:

@@ -302,7 +302,7 @@ def _translating(model: Model, given: Any, **options: Any) -> _Job:
     how, reads = Decoding(**options).validate(), model.source_tokenizer
     if not isinstance(given, str):
         raise InputError(f"text ({type(given).__name__}) must be one text")
-    text = translation.Text(model, given, True)
+    text = translation.one_sentence(model, given)
     if len(text.units) != 1:
         raise InputError(f"text: more than the {model.longest - 1} tokens this model reads at once; give one sentence")
     [unit] = text.units

@@ -130,10 +130,8 @@ class Translating(Writing):
     def __init__(self, model: Model, texts: Sequence[str], *, align: bool = False, **options: Any):
         model.check_task("translate")
         self.align, self.texts = align, [translation.Text(model, text, False) for text in texts]
-        units = [unit for text in self.texts for unit in text.units]
-        for i, unit in enumerate(units):
-            unit.request = i
-        super().__init__(model, Decoding(**options).validate(), [unit for unit in units if unit.ids])
+        units = [unit for text in self.texts for unit in text.units if unit.ids]
+        super().__init__(model, Decoding(**options).validate(), units)
 
     @classmethod
     def begin(cls, model: Model, rows: Sequence[Row]) -> Search:

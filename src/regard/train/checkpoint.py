@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.config import InputError
 from regard.data.store import sha256
-from regard.files import flush, told
+from regard.files import draft_of, flush, told
 
 LARGEST_FILE = 2 * 2**30  # bytes; what is held beside the model while a file is written
 
@@ -32,7 +32,7 @@ def save(run: Path, step: int, tensors: Iterable[tuple[str, str, Tensor]], facts
 
 
 def _save(folder: Path, tensors: Iterable[tuple[str, str, Tensor]], facts: dict[str, Any]) -> Path:
-    draft = folder.with_name(f".{folder.name}")
+    draft = draft_of(folder)
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     files: dict[str, Any] = {}
@@ -97,8 +97,8 @@ def _altered(path: Path, folder: Path) -> InputError:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """A run's checkpoints, oldest first."""
-    return sorted((run / "state").glob("step-*"))
+    """A run's checkpoints, oldest first; what else lies there is somebody's own."""
+    return sorted(folder for folder in (run / "state").glob("step-*") if folder.name.removeprefix("step-").isdecimal())
 
 
 def clean(run: Path, keep: int) -> None:

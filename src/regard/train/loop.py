@@ -194,10 +194,11 @@ class Trainer(Updates):
         path = self.run.path / f"not-finite-step-{self.number}-of-process-{self.world.rank}.safetensors"
         tensors = {f"{i}.{n}": t for i, part in enumerate(self.update.parts) for n, t in part.tensors().items()}
         write_weights(path, tensors)
+        intact = ", the last checkpoint is intact" if checkpoint.checkpoints(self.run.path) else ""
+        clip = f"less than train.clip ({self.train.clip})" if self.train.clip else "with train.clip, which is off"
         raise RegardError(
             f"step {self.number}: the loss or its gradient was not finite {in_a_row} times in a row; the batch is in"
-            f" {path}, the last checkpoint is intact; begin a new run with less than train.lr ({self.train.lr}) or"
-            f" train.clip ({self.train.clip})"
+            f" {path}{intact}; begin a new run with less than train.lr ({self.train.lr}), or {clip}"
         )
 
     # -- held-out data -----------------------------------------------------------------
@@ -210,7 +211,7 @@ class Trainer(Updates):
             found = self.score()
             better = found is None or _is_better(found, self.best, self.chosen_by)
             if better:
-                self.best = {"step": self.number, **(found or {"loss": 0.0})}
+                self.best = {"step": self.number, **(found or {})}
                 self.bad_validations = 0
                 self._export(self.weights)
             else:
@@ -292,7 +293,7 @@ class Trainer(Updates):
         found = self.score()
         if found is None or _is_better(found, self.best, self.chosen_by):
             self._export(self.weights)
-            self.best = {"step": self.number, **(found or {"loss": 0.0}), "average": len(folders)}
+            self.best = {"step": self.number, **(found or {}), "average": len(folders)}
         if found is not None:
             self._note({"step": self.number, "kind": "average", "checkpoints": len(folders), **found})
             self.watch.say(f"average of {len(folders)} checkpoints: {shown(found)}")

@@ -21,7 +21,7 @@ from typing import Any
 from regard.config import InputError, ModelConfig
 from regard.data.readers import Corpus
 from regard.data.store import DataDir, sha256
-from regard.files import write_text
+from regard.files import draft_of, write_text
 from regard.recipe import Data, Recipe, completed
 from regard.schema import from_dict
 from regard.train import checkpoint
@@ -63,7 +63,7 @@ class Run:
             else:
                 way_out = "remove it, or choose another --out"
             raise InputError(f"{self.path}: exists already; {way_out}")
-        draft = self.path.with_name(f".{self.path.name}")
+        draft = draft_of(self.path)
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         for file in data.path.glob("*tokenizer*.json"):
@@ -107,7 +107,10 @@ class Run:
     def open_data(self, given: str | Path | None = None) -> DataDir:
         """The data that the run began with, there or where it was moved to; other data is refused."""
         told = self.config()["data"]
-        data = DataDir(Path(given or told["path"]))
+        path = Path(given or told["path"])
+        if given is None and not path.exists():
+            raise InputError(f"{path}: the data of {self.path} is not there; say where it is now: --data FOLDER")
+        data = DataDir(path)
         if data_hash(data) != told["hash"]:
             raise InputError(f"{data.path}: is not the data this run began with; prepare that anew, or begin a new run")
         return data

@@ -136,7 +136,7 @@ class Watch:
         chosen = f"the weights of step {best['step']}" if best else "the last weights"
         if best.get("average"):
             chosen = f"the average of {best['average']} checkpoints"
-        scores = shown({k: v for k, v in best.items() if k not in ("step", "average") and len(best) > 2})
+        scores = shown({k: v for k, v in best.items() if k not in ("step", "average")})
         self.say(f"done: {step} steps in {_clock(seconds)}; {run.weights} has {chosen}{scores and f': {scores}'}")
         if not drawn:
             self.say("no curves.png: pip install 'regard[plots]' brings what draws it")
