@@ -1,10 +1,11 @@
-"""What neither debates nor short sentences say often enough to be learned: times of day, letters, orders, the way.
+"""What neither debates nor short sentences say often enough to be learned: times of day, letters, orders, the way, and
+the words of kitchens, screens, shops, sports and news.
 
     python recipes/phrases.py data/everyday-en-de/phrases.tsv
 
-writes English sentences and their German, made from the patterns of phrases.txt: each with times, days, names and
-things drawn at random, the same in every run. "Half past seven" is "halb acht", which has to be counted,
-not translated.
+writes English sentences and their German: those of phrasebook/, written for this, and those made from the patterns of
+phrases.txt, each with times, days, names and things drawn at random, the same in every run. "Half past seven" is "halb
+acht", which has to be counted, not translated. What everyday.py holds out, or would, is left out.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from everyday import typed
+from everyday import number_of, split_of, typed
 from num2words import num2words
 
 EACH = 150  # sentences drawn from a pattern, as far as they differ
-OFTEN = 8  # a sentence without anything to draw is written so many times, once as people type, and once in capitals
+OFTEN = 8  # a pattern without anything to draw is written so many times, and once as people type
+BOOK = 3  # likewise a sentence of the phrase book
 
 DAYS = """Monday Montag, Tuesday Dienstag, Wednesday Mittwoch, Thursday Donnerstag, Friday Freitag, Saturday Samstag,
 Sunday Sonntag"""
@@ -106,7 +108,7 @@ potatoes: Kartoffeln
 tomatoes: Tomaten
 apples: Äpfel"""
 
-COPIED = ("email", "url")  # are written as they are, even where a sentence begins
+COPIED = ("email", "url", "file")  # are written as they are, even where a sentence begins
 Draw = Callable[[random.Random], tuple[str, dict[str, str]]]  # the English word, and German ones by name
 
 
@@ -232,6 +234,29 @@ def amount(rng: random.Random) -> tuple[str, dict[str, str]]:
     return english, {"amount": english.translate(str.maketrans(",.", ".,"))}
 
 
+def count(rng: random.Random) -> tuple[str, dict[str, str]]:
+    """A whole number with its thousands apart."""
+    english = f"{rng.randint(10 ** rng.randint(3, 7), 10**8):,}"
+    return english, {"count": english.replace(",", ".")}
+
+
+def decimal(rng: random.Random) -> tuple[str, dict[str, str]]:
+    english = f"{rng.randint(0, 99)}.{rng.choice([rng.randint(1, 9), f'{rng.randint(1, 99):02}'])}"
+    return english, {"decimal": english.replace(".", ",")}
+
+
+def money(rng: random.Random) -> tuple[str, dict[str, str]]:
+    """A sum with a sign before it, which German says behind it."""
+    sign, german = rng.choice([("$", "Dollar"), ("€", "Euro"), ("£", "Pfund")])
+    (english, told), name = rng.choice([(price(rng), "price"), (amount(rng), "amount")])
+    return f"{sign}{english}", {"money": f"{told[name]} {german}"}
+
+
+def file(rng: random.Random) -> str:
+    ending = rng.choice(["txt", "pdf", "json", "csv", "py", "zip", "jpg", "docx", "xlsx", "mp3", "toml", "md"])
+    return f"{rng.choice(WORDS.split())}{rng.choice(['', '', '_2', '-final', '1'])}.{ending}"
+
+
 def some_place(rng: random.Random) -> tuple[str, dict[str, str]]:
     english, german = forms(NEAR, "near", "some_place")(rng)
     return f"a{'n' if english[0] in 'aeiou' else ''} {english}", german
@@ -259,6 +284,10 @@ DRAWN: dict[str, Draw] = {
     "phone": copied("phone", phone),
     "digits": copied("digits", lambda rng: str(rng.randint(1, 10 ** rng.randint(1, 8)))),
     "amount": amount,
+    "count": count,
+    "decimal": decimal,
+    "money": money,
+    "file": copied("file", file),
     "food": forms(FOOD, "food", "food_nom"),
     "food2": forms(FOOD, "food2", "food2_nom"),
     "Food": forms(FOOD, "Food", "Food_nom"),
@@ -273,7 +302,7 @@ def pairs(pattern: str, rng: random.Random) -> Iterator[tuple[str, str]]:
     names = re.findall(r"{(\w+)}", english)
     if not names:
         yield from [(english, german)] * OFTEN
-        yield from [(typed(english), german), (english.upper(), german.upper())]
+        yield typed(english), german
         return
     found: dict[str, str] = {}
     for _ in range(EACH):
@@ -293,9 +322,19 @@ def capital(sentence: str) -> str:
     return sentence[0].upper() + sentence[1:]
 
 
+def lines(path: Path) -> list[str]:
+    """What a file has, without headings."""
+    return [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("# ")]
+
+
 def main(out: str) -> None:
-    rng, lines = random.Random(1), Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines()
-    rows = [row for line in lines if line and not line.startswith("#") for row in pairs(line, rng)]
+    rng, patterns = random.Random(1), Path(__file__).with_suffix(".txt")
+    rows = [row for line in lines(patterns) for row in pairs(line, rng)]
+    for book in sorted(Path(__file__).with_name("phrasebook").glob("*.txt")):
+        for line in lines(book):
+            english, german = line.split(" | ")
+            rows += [*[(english, german)] * BOOK, (typed(english), german)]
+    rows = [row for row in rows if split_of(number_of(row[0])) == "train"]
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     Path(out).write_text("".join(f"{a}\t{b}\n" for a, b in rows), encoding="utf-8")
     print(f"{out}: {len(rows):,} pairs")
