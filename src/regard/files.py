@@ -84,11 +84,22 @@ def told(path: Path) -> Iterator[None]:
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
         reason = getattr(error, "strerror", None) or str(error)
-        if isinstance(error, FileNotFoundError) and not path.parent.is_dir():
-            raise InputError(f"{path}: cannot be written: there is no folder {path.parent}; make it first") from None
+        if isinstance(error, FileNotFoundError):
+            check_folder(path)
         raise RegardError(
             f"{path}: cannot be written ({reason}); what was there before is intact: make room and try again"
         ) from None
+
+
+def check_folder(path: str | Path) -> None:
+    """Refuse now what could not be written there later.
+
+    >>> check_folder("nowhere/a.npy")
+    Traceback (most recent call last):
+    regard.schema.InputError: nowhere/a.npy: cannot be written: there is no folder nowhere; make it first
+    """
+    if not (folder := Path(path).parent).is_dir():
+        raise InputError(f"{path}: cannot be written: there is no folder {folder}; make it first") from None
 
 
 @contextlib.contextmanager

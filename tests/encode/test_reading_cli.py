@@ -209,6 +209,7 @@ SHOTS = [
         (["embed", "run-fill", "a", "--pool", "max"], "--pool (max) must be mean, class or end"),
         (["embed", "run-fill", "a", "--out", "v.txt"], "--out (v.txt) must end with .npy"),
         (["embed", "run-fill", ""], "text 1 is empty"),
+        (["embed", "nowhere", "a", "--out", "none/v.npy"], "none/v.npy: cannot be written: there is no folder none"),
         (["embed", "run-fill", "--out", "none.npy"], "nothing to embed; give at least one text"),
         (["evaluate", "run-classify"], "give what to score on: --source and --reference, or --file, or --text"),
         (["evaluate", "run-classify", "--file", "a.tsv", "--text", "b"], "give what to score on"),
@@ -223,7 +224,7 @@ SHOTS = [
         (["evaluate", "run-generate", "--file", "pairs.tsv", "--picture", "a.png"], "--picture: goes with --shots"),
         (["evaluate", "run-generate", "--file", "classify/valid.tsv", "--shots", "0,99"], "shots (99) must be from 0 to 0"),
         ([*SHOTS, "--picture", "a.txt"], "a.txt: a picture must be .png or .svg"),
-        ([*SHOTS, "--picture", "none/a.png"], "none/a.png: there is no folder none; make it first"),
+        ([*SHOTS, "--picture", "none/a.png"], "none/a.png: cannot be written: there is no folder none"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(run, work, arguments, message):

@@ -34,6 +34,9 @@ def test_health_metrics_and_description(client):
         assert said.keys() == {"application/json", "text/event-stream"}
 
 
+NO_CHARACTERS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
@@ -46,7 +49,7 @@ def test_health_metrics_and_description(client):
         ("/translate", {"model": "translator", "texts": "a", "beam": 17}, 422, "each text is to go on in 17 ways, more than 16; ask for fewer"),
         ("/translate", {"model": "translator", "texts": "a", "beam": 0}, 422, "beam (0): input should be greater than or equal to 1"),
         ("/translate", {"model": "translator", "texts": "a", "beam": 2, "n_best": 3}, 422, "n_best (3) must be at most beam (2)"),
-        ("/translate", {"model": "translator", "texts": "a", "seed": 2**64}, 422, "seed (18446744073709551616)"),
+        ("/translate", {"model": "translator", "texts": "a", "seed": 2**31}, 422, "seed (2147483648): input should be less"),
         ("/translate", {"model": "writer", "texts": "a"}, 422, "was trained to generate, not to translate"),
         ("/translate", {"model": "translator", "texts": "a" * 20_001}, 422, "the texts have 20,001 characters, more than 20,000; send fewer at once"),
         ("/generate", {"model": "writer", "prompts": "a", "max_new_tokens": 1_025}, 422, "1,025 tokens are asked for, more than 1,024; ask for fewer"),
@@ -59,6 +62,7 @@ def test_health_metrics_and_description(client):
         ("/classify", {"model": "classifier", "texts": [" "]}, 422, "text 1 is empty; give at least one word"),
         ("/v1/completions", {"model": "writer", "prompt": [999]}, 422, "prompt: 999 is not an id of this model"),
         ("/v1/completions", {"model": "writer", "prompt": "a", "stop": ""}, 422, "stop"),
+        ("/v1/chat/completions", {"model": "writer", "messages": [{"role": "user", "content": NO_CHARACTERS}]}, 422, "U+FDD0 to U+FDEF"),
         ("/v1/chat/completions", {"model": "translator", "messages": [{"role": "user", "content": "a"}]}, 422, "was trained to translate"),
         ("/nowhere", {}, 404, "POST /nowhere: Not Found; /openapi.json lists what there is"),
     ],

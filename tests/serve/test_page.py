@@ -277,6 +277,47 @@ def test_a_trace_is_the_librarys(client, models, name, how):
     assert got["text"] == "a dog"
 
 
+def test_a_trace_knows_the_others_by_either_name(client, models):
+    got = client.fine("/look/trace", {"model": "writer", "text": "a dog", "beam": 3, "n_best": 2, "max_length": 3})
+    found = models["writer"].generate(["a dog"], beam=3, n=2, max_new_tokens=3)[0]
+    assert [one["text"] for one in got["answer"]["others"]] == [one.text for one in found.others]
+
+
+def test_many_images_are_read_a_few_at_a_time_and_others_have_their_turn(models, monkeypatch):
+    """The answers are those of all together; nothing is read for a client that has gone."""
+    files = [photo(i) for i in range(37)]
+    own = [one.label for one in models["seer"].classify([file for file, _ in files])]
+    read, sizes = models["seer"].classify, []
+
+    def watched(inputs, **options):
+        sizes.append(len(inputs))
+        return read(inputs, **options)
+
+    monkeypatch.setattr(models["seer"], "classify", watched)
+    with serving({"seer": models["seer"]}) as client:
+        got = client.fine("/classify", {"images": [sent for _, sent in files]})
+        assert [one["label"] for one in got["answers"]] == own
+        assert sizes == [16, 16, 5]
+        wrong = [sent for _, sent in files[:20]] + [base64.b64encode(b"no").decode()]
+        assert "image 21 is not an image" in client.refused("/classify", {"images": wrong})[1].replace(":", "")
+        black = io.BytesIO()
+        Image.new("L", (7_000, 7_000)).save(black, "PNG")
+        status, told, _ = client.refused("/classify", {"images": [base64.b64encode(black.getvalue()).decode()] * 2})
+        assert status == 413
+        assert told.startswith("images: have 98,000,000 pixels, and more than 64,000,000 are refused")
+        program = base64.b64encode(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nwhile true { } loop").decode()
+        assert "of a kind that pillow cannot read" in client.refused("/classify", {"images": [program]})[1]
+
+
+def test_a_drawn_caption_belongs_to_its_image(client, models):
+    (first, sent), (second, _) = photo(1), photo(2)
+    how = {"temperature": 1.0, "seed": 5, "max_length": 11}
+    alone = models["captioner"].caption([second], **how)[0].text
+    assert models["captioner"].caption([first, second], **how)[1].text == alone
+    got = client.fine("/caption", {"model": "captioner", "images": [sent, sent], **how})
+    assert {one["text"] for one in got["answers"]} == {models["captioner"].caption([first], **how)[0].text}
+
+
 def test_a_text_is_traced_sentence_by_sentence(client, models):
     body = {"model": "translator", "text": "A dog runs. The cat sleeps.", "beam": 2, "max_length": 7}
     for i, sentence in enumerate(["A dog runs.", "The cat sleeps."]):
@@ -355,6 +396,15 @@ def test_drawings_are_the_models_own(client, models):
         ("/caption", {"model": "captioner", "images": [photo()[1]], "beam": 17}, "17 ways, more than 16"),
         ("/match", {"model": "seer", "images": [photo()[1]], "texts": "a"}, "was trained to classify, not to match"),
         ("/match", {"model": "matcher", "images": [photo()[1]], "texts": "a", "templates": ["a"]}, "must have {} in it once"),
+        ("/look/trace", {"model": "captioner", "text": __file__}, "text: this model reads an image; send that"),
+        ("/look/attention", {"model": "captioner", "text": __file__}, "text: this model reads an image; send that"),
+        ("/look/attention", {"model": "seer", "text": __file__}, "text: this model reads an image; send that"),
+        ("/classify", {"model": "seer", "texts": [__file__]}, "text: this model reads an image; send that"),
+        ("/classify", {"model": "classifier", "images": [photo()[1]]}, "an image: this model reads text; send that"),
+        ("/look/trace", {"model": "writer", "image": photo()[1]}, "an image: this model reads text; send that"),
+        ("/look/attention", {"model": "writer", "image": photo()[1]}, "an image: this model reads text; send that"),
+        ("/look/tokens", {"model": "filler", "text": "a [MASK] [SEP] [SEP]"}, "has 2 [SEP]: at most one parts it"),
+        ("/draw", {"model": "drawer", "texts": "a", "n": 2, "temperature": 0.0}, "n (2): at temperature 0 there is one image"),
         ("/draw", {"model": "drawer", "texts": "a", "n": 17}, "17 ways, more than 16"),
         ("/draw", {"model": "drawer", "texts": ""}, "text ('') is empty; say what is to be drawn"),
     ],

@@ -9,6 +9,7 @@ import typer
 
 from regard.cli.shared import AsJson, Beam, Device, LengthPenalty, ModelName, Penalty, Precision, app, given, load
 from regard.config import InputError
+from regard.files import check_folder
 
 Photos = Annotated[list[str], typer.Argument(help="Files of images.", show_default=False)]
 
@@ -41,6 +42,8 @@ def caption(
     Decoding(**options).validate()
     if map is not None and len(images) > 1:
         raise InputError(f"--map ({map}): goes with one image, not {len(images)}; caption the others without it")
+    if map is not None:
+        check_folder(map)
     loaded = load(model, device, precision, "caption")
     for number, (image, found) in enumerate(zip(images, loaded.caption(images, **options), strict=True), 1):
         if as_json:
@@ -93,7 +96,9 @@ def draw(
     model: ModelName,
     texts: Annotated[list[str], typer.Argument(help="What to draw; several texts are several rows.")],
     out: Annotated[str, typer.Option("--out", "-o", help="The file to write, a grid of all images.")],
-    n: Annotated[int, typer.Option(help="Images of each text.")] = 8,
+    n: Annotated[
+        int | None, typer.Option(help="Images of each text.  [default: 8; at temperature 0 the one there is]")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="Below 1 careful, above 1 wild.  [default: 1]")] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest codes.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest codes with this share together.")] = None,
@@ -111,6 +116,8 @@ def draw(
     kind_of(out)  # before anything is drawn
     judge = None if rerank is None else load(rerank, device, precision, "match")
     loaded = load(model, device, precision, "draw")
-    options = given(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, rerank=judge)
-    save(out, loaded.draw(texts, n=n, **options))
+    options = given(n=n, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, rerank=judge)
+    drawn = loaded.draw(texts, **options)
+    save(out, drawn)
+    n = len(drawn[0])
     print(f"{out}: {n} of each of {len(texts)} texts" if len(texts) > 1 else f"{out}: {n} images")

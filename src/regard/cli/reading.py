@@ -10,6 +10,7 @@ import typer
 
 from regard.cli.shared import AsJson, Device, ModelName, Precision, app, aside, check_no_files, given, lines_of, load
 from regard.config import InputError
+from regard.files import check_folder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -208,6 +209,8 @@ def embed(
         raise InputError(f"--pool ({pool}) must be mean, class or end")
     if out is not None and not out.endswith(".npy"):
         raise InputError(f"--out ({out}) must end with .npy")
+    if out is not None:
+        check_folder(out)
     _check_texts(texts, file)
     check_no_files(texts)
     lines = _texts(texts, file)

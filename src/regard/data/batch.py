@@ -187,13 +187,14 @@ def uniform(seed: NDArray | int, *places: NDArray | int) -> NDArray[np.float64]:
     return (draws(seed, *places) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def number_of(ids: Sequence[int]) -> int:
+def number_of(ids: Sequence[int] | bytes) -> int:
     """A number that belongs to what is read, so that its draws depend on no place in a list.
 
     >>> number_of([5, 7]) == number_of((5, 7)) != number_of([7, 5])
     True
     """
-    told = hashlib.blake2b(np.array(ids, "<i8").tobytes(), digest_size=8).digest()
+    read = ids if isinstance(ids, bytes) else np.array(ids, "<i8").tobytes()
+    told = hashlib.blake2b(read, digest_size=8).digest()
     return int.from_bytes(told, "little") >> 1
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MOST_PIXELS = 64_000_000  # of one image: a small file can claim more than memory holds
 # What a file of an image is called. A table may name any other.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2", ".avif")
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")  # and none that is a program
 
 Source = Any
 """Where an image is: a path, the bytes of a file, an image of pillow, or an array (H, W), (H, W, 1), (H, W, 3)."""
@@ -56,6 +57,15 @@ class Picture(NamedTuple):
         """Of its bytes, as they lie in its file; of an array, of its numbers."""
         data = self.source.read_bytes() if isinstance(self.source, Path) else bytes(self.source)
         return hashlib.sha256(data).hexdigest()
+
+
+def claimed(source: bytes) -> int:
+    """How many pixels a file says that it has; 0 where that cannot be read."""
+    try:
+        with _pillow().open(io.BytesIO(source), formats=FORMATS) as image:
+            return image.width * image.height
+    except Exception:  # of pillow's many: the image is refused when it is read
+        return 0
 
 
 def read_pixels(
@@ -117,7 +127,7 @@ def _opened(source: Source, name: str, size: int) -> Image:
         source = path.read_bytes()
     if not isinstance(source, bytes | bytearray | memoryview):
         raise InputError(f"{name} ({type(source).__name__}) must be a path, bytes, an image of pillow or an array")
-    image = pillow.open(io.BytesIO(source))
+    image = pillow.open(io.BytesIO(source), formats=FORMATS)
     _check_pixels(name, image.width, image.height)
     # A JPEG that is much too large is decoded at a half, quarter or eighth of its size, never less than twice ours.
     image.draft(None, (2 * size, 2 * size))

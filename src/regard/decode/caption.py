@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from regard.data.batch import number_of
 from regard.decode.search import search
 from regard.decode.settings import Decoding
 from regard.decode.translate import Progress
@@ -56,7 +57,7 @@ def caption(model: Model, images: Sequence[Any], *, progress: Progress | None = 
     how = Decoding(**options).validate()
     found: list[Caption] = []
     for pixels in pictures.batches(model, images, ways=how.ways):
-        rows = search(model.net, **asked(model, pixels, how, len(found)))
+        rows = search(model.net, **asked(model, pixels, how))
         found += [captioned(model, sequences[: how.n_best]) for sequences in rows]
         if progress is not None:
             progress(len(found), len(images), found[-1].text)
@@ -64,8 +65,8 @@ def caption(model: Model, images: Sequence[Any], *, progress: Progress | None = 
 
 
 @torch.inference_mode()
-def asked(model: Model, pixels: Tensor, how: Decoding, before: int = 0) -> dict[str, Any]:
-    """What is asked of a search for some images, after so many others."""
+def asked(model: Model, pixels: Tensor, how: Decoding) -> dict[str, Any]:
+    """What is asked of a search for some images."""
     writes, room = model.tokenizer, getattr(model.config.decoder, "position_limit", None)
     longest = how.max_length or max(model.longest, how.min_length)
     return {
@@ -75,7 +76,7 @@ def asked(model: Model, pixels: Tensor, how: Decoding, before: int = 0) -> dict[
         "limits": min(longest, room - 1) if room else longest,
         "how": how,
         "never": model.never,
-        "requests": range(before, before + len(pixels)),
+        "requests": [number_of(one.tobytes()) for one in pixels.float().cpu().numpy()] if how.temperature else None,
         "recorder": model.recorder,
     }
 

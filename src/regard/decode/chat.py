@@ -82,7 +82,9 @@ class Chat:
         either = re.compile("|".join(map(re.escape, names)))
         # What looks special in a message is hidden behind a character that is none, until the template's own is found.
         contents = [message["content"] for message in messages]
-        veil = next(c for c in map(chr, range(0xFDD0, 0xFDF0)) if not any(c in text for text in contents))
+        veil = next((c for c in map(chr, range(0xFDD0, 0xFDF0)) if not any(c in text for text in contents)), None)
+        if veil is None:
+            raise InputError("the messages have every one of U+FDD0 to U+FDEF, which are no characters; leave them out")
         hidden = [
             {**message, "content": either.sub(lambda m: f"{veil}{names.index(m[0])}{veil}", message["content"])}
             for message in messages

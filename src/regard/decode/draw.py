@@ -17,7 +17,7 @@ from regard.data.batch import number_of
 from regard.decode.search import search
 from regard.decode.settings import to_generate
 from regard.encode.match import contrastive_head
-from regard.files import drafted
+from regard.files import check_folder, drafted
 
 if TYPE_CHECKING:
     from regard.model import Model
@@ -42,19 +42,22 @@ def draw(
     model: Model,
     texts: Sequence[str],
     *,
-    n: int = 8,
+    n: int | None = None,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
     rerank: Model | None = None,
 ) -> list[list[Drawing]]:
-    """``n`` images of each text. What is drawn belongs to the seed and the text: other texts beside it change nothing,
-    and more images begin with the same ones. A temperature of 0 gives the one image of the likeliest codes. With
-    ``rerank``, a model that matches images and texts, those that it finds nearest to their text come first."""
+    """``n`` images of each text (8). What is drawn belongs to the seed and the text: other texts beside it change
+    nothing, and more images begin with the same ones. A temperature of 0 gives the one image of the likeliest codes.
+    With ``rerank``, a model that matches images and texts, those that it finds nearest to their text come first."""
     model.check_task("draw")
     if rerank is not None:
         contrastive_head(rerank)  # before much is drawn
+    n = (8 if temperature else 1) if n is None else n
+    if n > 1 and not temperature:
+        raise InputError(f"n ({n}): at temperature 0 there is one image, of the likeliest codes; leave n out")
     how = to_generate(n=n, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     painter = model.painter
     head, first = painter.config.head, len(model.tokenizer)
@@ -139,4 +142,5 @@ def kind_of(path: str | Path) -> str:
     kind = Image.registered_extensions().get(ending.lower())
     if kind not in Image.SAVE:
         raise InputError(f"{path}: {ending or 'without an ending'} is no kind of image; name it like drawing.png")
+    check_folder(path)
     return kind

@@ -111,13 +111,13 @@ def _one_name(tokens: Tokenizer, text: str, number: int) -> str:
     text = text.replace(tokens.token(tokens.mask), MASK)
     if MASK not in text:
         raise InputError(f"text {number} ({_short(text)!r}) has no {MASK}: put one where a word is to be found")
-    if text.count(PART) > 1:
-        raise InputError(f"text {number} has {text.count(PART)} {PART}: at most one parts it, in two segments")
     return text
 
 
 def row_of(model: Model, text: str, number: int) -> rows.Row:
     """A text with gaps, or with none, as the model reads it; refused where it is too long."""
+    if text.count(PART) > 1:
+        raise InputError(f"text {number} has {text.count(PART)} {PART}: at most one parts it, in two segments")
     parts = [_ids(model.tokenizer, part.strip()) for part in text.split(PART)]
     row, limit = rows.make_row(model, *parts, whole=True), rows.room(model, 0)
     if limit is not None and len(row.ids) > limit:

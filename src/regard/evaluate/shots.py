@@ -18,7 +18,7 @@ from regard.encode.shots import Example
 from regard.evaluate.labelled import PROMPTED, answered
 from regard.evaluate.labels import accuracy
 from regard.evaluate.scorecard import table
-from regard.files import drafted
+from regard.files import check_folder, drafted
 from regard.schema import InputError, Node
 
 # Colours that differ for every eye (Okabe and Ito 2008), with marks that differ without any.
@@ -110,8 +110,7 @@ def check_picture(path: str | Path) -> Any:
     path = Path(path)
     if path.suffix not in (".png", ".svg"):
         raise InputError(f"{path}: a picture must be .png or .svg")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}; make it first")
+    check_folder(path)
     try:
         import matplotlib
     except ImportError:

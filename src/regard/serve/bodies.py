@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Strings = Annotated[list[Annotated[str, Field()]], Field(min_length=1, max_length=256)]
 Texts = str | Strings
 Images = Annotated[Strings, Field(description="Files of images, as base64.")]
-Seed = Annotated[int, Field(ge=0, le=2**63 - 1, description="Of the draws.")]
+Seed = Annotated[int, Field(ge=0, le=2**31 - 1, description="Of the draws.")]
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1_000)]
 Share = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
 Some = Annotated[int, Field(ge=1, le=65_536)]
@@ -133,7 +133,7 @@ class Draw(Body):
 
     model_config = _example(texts=["an ankle boot"], n=4)
     texts: Texts
-    n: Some = 8
+    n: Annotated[Some | None, Field(description="Left out: 8, and at a temperature of 0 the one there is.")] = None
     temperature: Finite = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     top_p: Share = 1.0

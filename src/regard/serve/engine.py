@@ -106,18 +106,17 @@ class Engine:
         return True
 
     def _read(self) -> None:
-        """Read together what is asked alike, as much as is good at once."""
-        if not self.reading:
+        """Read together what is asked alike, as much as is good at once; of images a few, and then it is the others'
+        turn."""
+        waiting = [job for job in self.reading if not job.cancelled]
+        self.reading = deque(waiting)
+        if not waiting:
             return
         some, n = [], 0
-        for job in list(self.reading):
-            if job.cancelled:
-                self.reading.remove(job)
-            elif job.key == self.reading[0].key and (not some or n + len(job.inputs) <= READ_AT_ONCE):
+        for job in waiting:
+            if job.key == waiting[0].key and (not some or n + job.share <= READ_AT_ONCE):
                 some.append(job)
-                n += len(job.inputs)
-        for job in some:
-            self.reading.remove(job)
+                n += job.share
         try:
             self._answer(some)
         except Exception:  # one of them is wrong: each by itself
@@ -125,14 +124,19 @@ class Engine:
                 try:
                     self._answer([job])
                 except Exception as error:
+                    self.reading.remove(job)
                     job.resolve(error)
 
     def _answer(self, jobs: list[Reading]) -> None:
-        if not jobs:
-            return
-        answers = iter(jobs[0].read([one for job in jobs for one in job.inputs], **jobs[0].options))
-        for job, answer in [(job, [next(answers) for _ in job.inputs]) for job in jobs]:
-            job.resolve(answer)
+        parts = [job.inputs[len(job.answers) :][: job.share] for job in jobs]
+        answers = iter(jobs[0].read([one for part in parts for one in part], **jobs[0].options))
+        for job, part in [(job, [next(answers) for _ in part]) for job, part in zip(jobs, parts, strict=True)]:
+            job.answers += part
+            self.reading.remove(job)
+            if len(job.answers) == len(job.inputs):
+                job.resolve(job.answers)
+            else:
+                self.reading.append(job)
 
     def _admit(self) -> None:
         """Begin rows that wait, a row of each request in turn, as many as there is room for."""

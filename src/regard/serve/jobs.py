@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.config import InputError
+from regard.data.images import Picture
 from regard.decode import generate as generation
 from regard.decode import translate as translation
 from regard.decode.search import Search
 from regard.decode.settings import Decoding, to_generate
 from regard.decode.ways import Found
 from regard.model import Model
+
+IMAGES_AT_ONCE = 16  # then others have their turn
 
 
 class Piece(NamedTuple):
@@ -72,6 +75,9 @@ class Reading(Job):
     def __init__(self, inputs: Sequence[Any], read: Callable[..., Iterable[Any]], **options: Any):
         super().__init__()
         self.inputs, self.read, self.options = list(inputs), read, options
+        self.answers: list[Any] = []
+        # So many are answered before others have their turn.
+        self.share = IMAGES_AT_ONCE if isinstance(inputs[0], Picture) else len(inputs)
         self.key: Hashable = (read.__name__, *sorted(options.items()))
 
 

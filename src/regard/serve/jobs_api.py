@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 
+from regard.data.images import MOST_PIXELS, Picture, claimed
 from regard.decode.settings import Decoding, to_generate
 from regard.serve import bodies, views
 from regard.serve.app import REFUSALS, Hall, Refused
@@ -44,7 +46,7 @@ def add(app: FastAPI, hall: Hall) -> None:
         if (body.texts is None) == (body.images is None):
             raise Refused(422, "texts and images: give one of them")
         if body.images is not None:
-            return await read(request, body.model, "classify", [decoded(image) for image in body.images])
+            return await read(request, body.model, "classify", decoded(body.images))
         given = [one if isinstance(one, str) else tuple(one) for one in _several(body.texts)]
         return await read(request, body.model, "classify", given)
 
@@ -65,30 +67,33 @@ def add(app: FastAPI, hall: Hall) -> None:
         options = body.options("images")
         how = Decoding(**options).validate()
         hall.check([], tokens=how.asked_for, ways=how.ways)
-        return await read(request, body.model, "caption", [decoded(image) for image in body.images], **options)
+        return await read(request, body.model, "caption", decoded(body.images), **options)
 
     @app.post("/match", summary="How well images fit texts.", responses=REFUSALS)
     async def match(request: Request, body: bodies.Match) -> Answers:
         served, texts = hall.find(body.model), _several(body.texts)
         served.model.check_task("match")
         hall.check([*texts, *body.templates])
-        images = [decoded(image) for image in body.images]
-        look = views.Looking(views.matched, *images, model=served.model, texts=texts, templates=body.templates)
+        look = views.Looking(
+            views.matched, *decoded(body.images), model=served.model, texts=texts, templates=body.templates
+        )
         return Answers(model=served.name, answers=await hall.work(request, served, lambda: look))
 
     @app.post("/draw", summary="Images of texts.", responses=REFUSALS)
     async def draw(request: Request, body: bodies.Draw) -> bodies.Drawings:
         served, texts, options = hall.find(body.model), _several(body.texts), body.options("texts")
         served.model.check_task("draw")
-        to_generate(**options)
-        hall.check(texts, ways=body.n)
+        n = body.n or (8 if body.temperature else 1)
+        to_generate(**{**options, "n": n if body.temperature else 1})
+        hall.check(texts, ways=n)
         look = views.Looking(views.drawn, *texts, model=served.model, **options)
         return bodies.Drawings(model=served.name, answers=await hall.work(request, served, lambda: look))
 
     async def read(request: Request, name: str | None, job: str, inputs: list[Any], **options: Any) -> Answers:
         served = hall.find(name)
         served.model.check_task(job)
-        hall.check([text for one in inputs if not isinstance(one, bytes) for text in _several(one)])
+        views.check_kind(served.model, inputs[0])
+        hall.check([text for one in inputs if not isinstance(one, Picture) for text in _several(one)])
         found = await hall.work(request, served, lambda: Reading(inputs, getattr(served.model, job), **options))
         return Answers(model=served.name, answers=[one.to_dict() for one in found])
 
@@ -97,9 +102,14 @@ def _several(given: Any) -> list[Any]:
     return [given] if isinstance(given, str) else list(given)
 
 
-def decoded(image: str) -> bytes:
-    """The file of an image that was sent as base64."""
+def decoded(images: Sequence[str]) -> list[Picture]:
+    """The images that were sent as base64, each with its name; refused where they are many pixels together."""
     try:
-        return base64.b64decode(image, validate=True)
+        found = [Picture(f"image {i}", base64.b64decode(one, validate=True)) for i, one in enumerate(images, 1)]
     except (binascii.Error, ValueError):
         raise Refused(422, "images: must be files of images as base64") from None
+    if (n := sum(claimed(one.source) for one in found)) > MOST_PIXELS:
+        raise Refused(
+            413, f"images: have {n:,} pixels, and more than {MOST_PIXELS:,} are refused; send fewer, or smaller"
+        )
+    return found

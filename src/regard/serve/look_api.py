@@ -39,26 +39,26 @@ def add(app: FastAPI, hall: Hall) -> None:
 
     @app.post("/look/rollout", summary="What of an image reaches a model's answer.", responses=REFUSALS)
     async def rollout(request: Request, body: LookImage) -> Seen:
-        return await look(request, body, views.rolled_out, decoded(body.image))
+        return await look(request, body, views.rolled_out, decoded([body.image])[0].source)
 
     @app.post("/look/caption", summary="Where a captioner looked to write each word.", responses=REFUSALS)
     async def caption(request: Request, body: LookCaption) -> Seen:
         served = hall.find(body.model)
         served.model.check_task("caption")
         hall.check([body.text or ""])
-        return await look(request, body, views.glimpses, decoded(body.image), **body.options("image"))
+        return await look(request, body, views.glimpses, decoded([body.image])[0].source, **body.options("image"))
 
     @app.post("/look/attention", summary="Who looks at whom in one layer.", responses=REFUSALS)
     async def attention(request: Request, body: LookAttention) -> Seen:
         if body.text is None and body.image is None:
             raise Refused(422, "text or image: give what is to be looked at")
         hall.check([body.text or "", body.target or ""])
-        image = None if body.image is None else decoded(body.image)
+        image = None if body.image is None else decoded([body.image])[0].source
         return await look(request, body, views.attention, body.text, image=image, **body.options("text", "image"))
 
     @app.post("/look/trace", summary="What a search does, step by step.", responses=REFUSALS)
     async def trace(request: Request, body: LookTrace) -> Seen:
-        given = body.text if body.image is None else decoded(body.image)
+        given = body.text if body.image is None else decoded([body.image])[0].source
         if given is None:
             raise Refused(422, "text or image: give what the search is to begin with")
         options = body.options("text", "image", "sentence")

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from regard.config import InputError, Tokens
+from regard.data.images import Picture
 from regard.decode import generate as generation
 from regard.decode import translate as translation
 from regard.encode import fill, rows
@@ -41,7 +42,14 @@ class Looking(Reading):
 
     def __init__(self, look: Callable[..., Any], *inputs: Any, model: Model, **options: Any):
         super().__init__(inputs, lambda inputs: [look(model, one, **options) for one in inputs])
-        self.key = id(self)
+        self.key, self.share = id(self), 1
+
+
+def check_kind(model: Model, given: Any) -> None:
+    """Refuse an image where texts are read, and a text where images are: it would be taken for the name of a file."""
+    if pictures.reads_images(model) != (is_image := isinstance(given, Picture | bytes)):
+        wrong, right = ("an image", "text") if is_image else ("text", "an image")
+        raise InputError(f"{wrong}: this model reads {right}; send that, or ask another model")
 
 
 def facts(model: Model) -> dict[str, Any]:
@@ -128,14 +136,17 @@ def _finite(number: float) -> float | None:
 def traced(model: Model, given: str | bytes, *, sentence: int = 0, **options: Any) -> dict[str, Any]:
     """What a search did for a prompt, an image, or one of the sentences of a text to translate."""
     sentences = []
+    check_kind(model, given)
     if model.task == "translate" and isinstance(given, str):
         sentences = [unit.text for unit in translation.Text(model, given, False).units if unit.ids]
         if sentence >= len(sentences):
             there = "has nothing to translate" if not sentences else f"has only {len(sentences)}, counted from 0"
             raise InputError(f"sentence ({sentence}): the text {there}")
         given = sentences[sentence]
-    if model.task == "generate" and "max_length" in options:  # as its own job calls it
-        options["max_new_tokens"] = options.pop("max_length")
+    if model.task == "generate":  # whose own job calls them so
+        for name, own in (("max_length", "max_new_tokens"), ("n_best", "n")):
+            if name in options:
+                options[own] = options.pop(name)
     seen = trace(model, given, **options)
     said = {"sentences": sentences, "sentence": sentence, "text": given if isinstance(given, str) else None}
     return {**said, **seen.to_dict(), "image": None if seen.image is None else as_base64(seen.image, "JPEG")}
@@ -157,6 +168,8 @@ def attention(
 ) -> dict[str, Any]:
     """What one layer attends to: one head's weights, no more than ``SIDE`` rows and columns of them, and all heads as
     small pictures. Left out, layer and head are those whose looks go to the most different places."""
+    if model.task != "match" or image is not None:  # of CLIP's two sides a text may stand alone
+        check_kind(model, text if image is None else image)
     for read in (text, target):
         if read is not None and (n := len(rows.tokenizer(model).encode(read))) > MOST_TOKENS:
             raise InputError(f"text of {n:,} tokens is more than the {MOST_TOKENS:,} that are looked at; shorten it")

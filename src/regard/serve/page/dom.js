@@ -95,9 +95,9 @@ async function send(path, body, signal) {
   }
   if (answer.status === 401) {
     key = await wanted();
-    sessionStorage.setItem("key", key);
     return send(path, body, signal);
   }
+  if (key) sessionStorage.setItem("key", key); // which is right
   if (answer.ok) return answer;
   const told = await answer.json().catch(() => ({}));
   throw new Refusal(told.error?.message ?? `The server answered with ${answer.status}.`);
@@ -118,7 +118,7 @@ function wanted() {
       event.preventDefault();
       form.remove();
       waiting = undefined;
-      resolve(input.value);
+      resolve(input.value.replace(/[^\x21-\x7e]/g, "")); // nothing else can stand in a header
     });
     document.getElementById("main").before(form);
     input.focus();

@@ -90,7 +90,10 @@ async function small(file) {
   });
   const scale = Math.min(1, MOST_SIDE / Math.max(bitmap.width, bitmap.height));
   const canvas = h("canvas", { width: Math.round(bitmap.width * scale), height: Math.round(bitmap.height * scale) });
-  canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  const paper = canvas.getContext("2d");
+  paper.fillStyle = "white"; // where the image is transparent, as the server has it
+  paper.fillRect(0, 0, canvas.width, canvas.height);
+  paper.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   return new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.92));
 }
 

@@ -254,8 +254,10 @@ function write(model) {
   }
 }
 
+const REMEMBERED = 15_000; // characters of a talk that are sent with a turn: servers take 20,000 at once
+
 function chat(model) {
-  const messages = [];
+  let messages = [];
   const talk = h("div", { class: "talk", "aria-live": "polite" });
   const problem = h("p", { class: "bad", role: "status" });
   const area = h("textarea", { rows: "1", dir: "auto", "aria-label": "Message", placeholder: "Say something" });
@@ -265,26 +267,37 @@ function chat(model) {
     event?.preventDefault();
     if (!area.value.trim() || control) return;
     problem.textContent = "";
-    messages.push({ role: "user", content: area.value });
+    const turns = messages; // those of another talk, once Anew was pressed
+    const said = area.value;
+    turns.push({ role: "user", content: said });
+    while (turns.length > 1 && turns.reduce((n, turn) => n + turn.content.length, 0) > REMEMBERED) turns.splice(0, 2);
+    const asked = h("p", { class: "user", dir: "auto" }, said);
     const answer = h("p", { class: "assistant", dir: "auto" });
-    talk.append(h("p", { class: "user", dir: "auto" }, area.value), answer);
+    talk.append(asked, answer);
     area.value = "";
     control = new AbortController();
     stop.hidden = false;
     try {
-      for await (const { choices: [choice] } of stream("v1/chat/completions", { model: model.name, messages }, control.signal)) {
+      for await (const { choices: [choice] } of stream("v1/chat/completions", { model: model.name, messages: turns }, control.signal)) {
         answer.append(choice?.delta?.content ?? "");
         talk.scrollTop = talk.scrollHeight;
       }
     } catch (error) {
       if (error.name !== "AbortError") problem.textContent = error.message;
     }
-    messages.push({ role: "assistant", content: answer.textContent });
+    if (answer.textContent || !problem.textContent) {
+      turns.push({ role: "assistant", content: answer.textContent });
+    } else {
+      turns.pop(); // what was refused was not said
+      asked.remove();
+      answer.remove();
+      area.value ||= said;
+    }
     control = null;
     stop.hidden = true;
   }
   const stop = button("Stop", () => control?.abort(), { hidden: true });
-  const anew = button("Anew", () => (control?.abort(), messages.splice(0), talk.replaceChildren()));
+  const anew = button("Anew", () => (control?.abort(), (messages = []), talk.replaceChildren()));
   area.addEventListener("keydown", (event) => event.key === "Enter" && !event.shiftKey && run(event));
   const form = h("form", { class: "say", onsubmit: run }, area, h("button", { class: "button main" }, "Send"), stop, anew);
   return [[h("section", { class: "card" }, talk, problem, form)], () => area.focus()];
