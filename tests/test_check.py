@@ -41,6 +41,29 @@ def test_it_holds_for_every_shape_over_text(name):
     assert {one.law for one in found.findings} >= ({2, 3, 4, 5, 6} if "coder" in name and "en" not in name else {3, 5})
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("tiny_encoder", {"encoder": {"positions": {"kind": "alibi"}}}),  # whose distances are the same backwards
+        ("tiny_decoder", {"decoder": {"max_len": 19}}),  # fewer than are read and written elsewhere
+        ("tiny_decoder", {"decoder": {"max_len": 53}}),
+        ("tiny_encoder_decoder", {"decoder": {"max_len": 11}}),
+    ],
+)
+def test_it_holds_for(name, changes):
+    found = check.check(model(name, **changes), ["a dog that runs after a cat " * 3, "two cats sleep here"])
+    assert found.holds, found.to_dict()
+
+
+def test_any_of_a_models_ends_ends():
+    """A beam's score is that of the end that it had."""
+    given = model("tiny_decoder")
+    given.ends = [BYTES.end, 50]
+    given.net.decoder.embed.weight.data[50] *= 3
+    found = check.check(given, ["a dog", "two cats sleep here", "b"])
+    assert found.holds, found.to_dict()
+
+
 def leak(module, inputs, output):
     """A layer that looks at all there is, the future and the padding too."""
     first = output[0] if isinstance(output, tuple) else output

@@ -156,17 +156,22 @@ class _Given:
     end: list[int]
     never: list[int]
     vocabulary: int
+    written: int  # tokens that are written after a prompt
 
     @classmethod
     def of(cls, model: Model, texts: Sequence[str]) -> _Given:
+        limit = getattr(model.config.decoder, "position_limit", None) or LONGEST + WRITTEN
+        written = min(WRITTEN, limit // 2)
         if model.config.encoder is not None:
             prompts = [[model.tokenizer.start]] * len(texts)
             sources = [row[0].tolist() for row in _read(model, texts)] if _reads_text(model.net) else None
         else:
-            prompts = [[*model.prefix, *model.tokenizer.encode(text)][:LONGEST] for text in texts]
+            prompts = [
+                [*model.prefix, *model.tokenizer.encode(text)][: min(LONGEST, limit - written)] for text in texts
+            ]
             sources = None
         known = model.config.last.input.vocab_size  # type: ignore[union-attr]
-        return cls(prompts, sources, model.endings, model.never, known)
+        return cls(prompts, sources, model.endings, model.never, known, written)
 
     def memory(self, net: Transformer, which: Sequence[int]) -> Encoded | None:
         if net.config.encoder is None:
@@ -179,7 +184,7 @@ class _Given:
     def search(self, net: Transformer, which: Sequence[int], how: Decoding) -> list[Found]:
         """The best of each row, all in one batch."""
         ids, lengths = _padded([self.prompts[i] for i in which])
-        options: dict[str, Any] = {"end": self.end, "limits": WRITTEN, "how": how, "never": self.never}
+        options: dict[str, Any] = {"end": self.end, "limits": self.written, "how": how, "never": self.never}
         same = len(set(lengths.tolist())) == 1
         found = search(
             net,
@@ -195,7 +200,7 @@ class _Given:
         """A row that a decoder reads whole, long enough to be told something by, and its memory."""
         ids = self.prompts[i]
         if len(ids) < 5:  # what it writes itself goes on
-            [written] = self.search(net, [i], Decoding(beam=1, min_length=WRITTEN))
+            [written] = self.search(net, [i], Decoding(beam=1, min_length=self.written))
             ids = [*ids, *written.ids]
         return torch.tensor([ids], device=_place(net)), self.memory(net, [i])
 
@@ -358,7 +363,8 @@ def _order(net: Transformer, rows: Sequence[Tensor]) -> Iterator[Finding]:
     rows = [ids for ids in rows if len(set(ids[0].tolist())) > 2]
     if not rows:
         return
-    pairs = [(net.encode(ids).hidden.flip(1), net.encode(ids.flip(1)).hidden) for ids in rows]
+    # Moved round, not turned round: ALiBi's distances are the same backwards.
+    pairs = [(net.encode(ids).hidden.roll(1, 1), net.encode(ids.roll(1, 1)).hidden) for ids in rows]
     found = _compared(4, "without positions, order does not count", pairs)
     if encoder.positions.kind == "none":
         yield found
@@ -366,7 +372,7 @@ def _order(net: Transformer, rows: Sequence[Tensor]) -> Iterator[Finding]:
     # With them it must: the nearest of the texts is told, and it must not be near.
     least = min(_worst(a, b) for a, b in pairs)
     worst = 0.0 if least > 1e3 * EXACT else 1.0
-    note = f"reversed, a text changes by at least {least:.1e}"
+    note = f"moved round by one, a text changes by at least {least:.1e}"
     yield Finding(
         law=4, what="with positions, order counts", compared=found.compared, worst=worst, allowed=0, note=note
     )
@@ -430,7 +436,7 @@ def _greedy_by_definition(net: Transformer, given: _Given, i: int) -> tuple[list
     """The likeliest token again and again, everything computed anew each time; and the closest that another came."""
     ids, memory, nearest = list(given.prompts[i]), given.memory(net, [i]), float("inf")
     written: list[int] = []
-    while len(written) < WRITTEN:
+    while len(written) < given.written:
         row = torch.tensor([ids + written], device=_place(net))
         scores = net.logits(net.decode(row, memory).hidden[:, -1:])[0, 0].float().log_softmax(-1)
         scores[given.never] = -torch.inf
@@ -444,12 +450,15 @@ def _greedy_by_definition(net: Transformer, given: _Given, i: int) -> tuple[list
 
 
 def _own_score(net: Transformer, given: _Given, i: int, found: Found) -> float:
-    prompt = given.prompts[i]
-    after = [*found.ids, *given.end[:1]] if found.ended else found.ids
-    row = torch.tensor([prompt + after], device=_place(net))
-    scores = net.logits(net.decode(row, given.memory(net, [i])).hidden).float().log_softmax(-1)[0]
-    which = torch.tensor(after, device=row.device)
-    return float(scores[len(prompt) - 1 : -1].gather(1, which[:, None]).sum())
+    """By the model alone; of several ends that it may have, the one that comes nearest to what was found."""
+    prompt, memory = given.prompts[i], given.memory(net, [i])
+    told: list[float] = []
+    for after in [[*found.ids, end] for end in given.end] if found.ended else [found.ids]:
+        row = torch.tensor([prompt + after], device=_place(net))
+        scores = net.logits(net.decode(row, memory).hidden).float().log_softmax(-1)[0]
+        which = torch.tensor(after, device=row.device)
+        told.append(float(scores[len(prompt) - 1 : -1].gather(1, which[:, None]).sum()))
+    return min(told, key=lambda one: abs(one - found.logprob))
 
 
 def _batch_of_rows(net: Transformer, rows: Sequence[Tensor]) -> Finding:

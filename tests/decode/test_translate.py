@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -207,6 +208,27 @@ def test_int8_weights_are_a_quarter_and_nearly_the_same(work, model, tmp_path):
     large = {"w": torch.randn(211, 307)}
     write_weights(tmp_path / "large", large, int8=True)
     assert (tmp_path / "large").stat().st_size < large["w"].numel() * 4 * 0.28
+
+
+def test_int8_has_all_that_stands_beside_the_weights(work, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(work / "run-generate", run)
+    (run / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (run / "tokenizer.special.json").write_text('{"pad": "<pad>", "start": "<s>", "end": "</s>", "mask": null}')
+    (run / "painter").mkdir()
+    (run / "painter" / "config.json").write_text("{}")
+    given = regard.load(run, device="cpu")
+    small = export(given, "int8", tmp_path / "small")
+    for name in (
+        "config.json",
+        "tokenizer.json",
+        "tokenizer.special.json",
+        "chat_template.jinja",
+        "painter/config.json",
+    ):
+        assert (small / name).read_bytes() == (run / name).read_bytes()
+    loaded = regard.load(small, device="cpu")
+    assert (loaded.tokenizer.lacks, loaded.tokenizer.end) == (given.tokenizer.lacks, given.tokenizer.end)
 
 
 def test_int8_is_a_run_directory_of_its_own(work, model, tmp_path):

@@ -435,7 +435,12 @@ def write_gguf(gguf: Any, path: Path, theirs: Any, tokenizer: Any, *, kind: str 
     writer.add_token_merges([" ".join(pair) for pair in state["model"]["merges"]])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
-    writer.add_add_bos_token(facts.get("add_bos", False))
+    if facts.get("add_bos", False) is not None:
+        writer.add_add_bos_token(facts.get("add_bos", False))
+    for key, value in facts.get("rope", {}).items():
+        writer.add_float32(f"llama.rope.{key}", value) if isinstance(value, float) else writer.add_uint32(
+            f"llama.rope.{key}", value
+        )
     writer.add_chat_template(CHAT)
     for name, tensor in theirs.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -476,6 +481,19 @@ def test_a_gguf_file_may_ask_for_a_start(gguf, tmp_path: Path):
     assert regard.load(write_gguf(gguf, tmp_path / "a.gguf", theirs, tokenizer, add_bos=True)).prefix == [0]
 
 
+def test_llama_3_in_a_gguf_file_takes_words_whole_and_begins_with_a_start(gguf, tmp_path: Path):
+    """As llama.cpp has it, whatever the merges are and where the file does not say."""
+    tokenizer = foreign.byte_level(["a dog runs a dog runs"] * 5, 280)
+    theirs = foreign.model("LlamaForCausalLM", **foreign.LLAMA, vocab_size=len(tokenizer))
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["model"]["merges"] = state["model"]["merges"][:-1]  # the last token is made by no merge now
+    tokenizer.backend_tokenizer.from_str(json.dumps(state))
+    [last] = [name for name, id in tokenizer.get_vocab().items() if id == len(tokenizer) - 1]
+    model = regard.load(write_gguf(gguf, tmp_path / "a.gguf", theirs, tokenizer, pre="llama-bpe", add_bos=None))
+    assert model.prefix == [0]
+    assert model.tokenizer.encode(last.replace("Ġ", " ")) == [len(tokenizer) - 1]
+
+
 def test_digits_stand_alone_where_a_gguf_file_says_so(gguf, tmp_path: Path):
     tokenizer = foreign.byte_level(["1234 1234 a dog"] * 5, 271)
     theirs = foreign.model("LlamaForCausalLM", **foreign.LLAMA, vocab_size=len(tokenizer))
@@ -491,16 +509,26 @@ def test_digits_stand_alone_where_a_gguf_file_says_so(gguf, tmp_path: Path):
             {"pre": "deepseek-llm"},
             "tokenizer.ggml.pre ('deepseek-llm') is not supported; known: gpt-2, default, smollm, llama-bpe",
         ),
+        (
+            {"rope": {"scaling.factor": 4.0}},
+            "llama.rope.scaling.factor (4.0) is not supported; only plain rotary positions are",
+        ),
+        (
+            {"rope": {"scale_linear": 2.0}},
+            "llama.rope.scale_linear (2.0) is not supported; only plain rotary positions are",
+        ),
+        ({"rope": {"dimension_count": 2}}, "llama.rope.dimension_count (2) must be the width of a head, WIDTH"),
         ({"algorithm": "llama"}, "tokenizer.ggml.model ('llama') is not supported; known: gpt2"),
     ],
 )
-def test_what_a_gguf_file_may_not_be(options: dict[str, str], message: str, gguf, tmp_path: Path):
+def test_what_a_gguf_file_may_not_be(options: dict[str, Any], message: str, gguf, tmp_path: Path):
     tokenizer = foreign.byte_level()
     theirs = foreign.model("LlamaForCausalLM", **foreign.LLAMA, vocab_size=len(tokenizer))
     path = write_gguf(gguf, tmp_path / "model.gguf", theirs, tokenizer, **options)
     with pytest.raises(InputError) as error:
         regard.load(path)
-    assert str(error.value) == f"{path}: {message}"
+    width = theirs.config.hidden_size // theirs.config.num_attention_heads
+    assert str(error.value) == f"{path}: {message.replace('WIDTH', str(width))}"
 
 
 def test_a_gguf_file_that_is_none(gguf, tmp_path: Path):

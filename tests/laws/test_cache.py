@@ -18,9 +18,38 @@ from laws.cases import (
     lengths_of,
     memory_of,
 )
-from regard.config import Stack
+from regard import presets
+from regard.config import InputError, Positions, Stack
 from regard.nn import Layout, masks
 from regard.nn.cache import Cache
+
+
+@pytest.mark.parametrize("kind", ["learned", "sinusoidal", "rotary", "alibi"])
+@torch.no_grad()
+def test_padding_may_stand_behind_the_last_place(kind):
+    """What is real fits; what fills up the shorter rows would not."""
+    model = build(presets.tiny_decoder(positions=Positions(kind=kind), max_len=11, d_head=6))
+    [ids] = [x for x in inputs(model.config, rows=2) if x is not None]
+    first, then = ids[:, :4].repeat(1, 3)[:, :10], ids[:, :3]
+    cache = model.start(batch_size=2, max_len=11)
+    decoded(model, first, layout=torch.tensor([10, 5]), cache=cache)
+    got = decoded(model, then, layout=torch.tensor([1, 3]), cache=cache)
+    for row, (n, m) in enumerate([(10, 1), (5, 3)]):
+        whole = decoded(model, torch.cat([first[row : row + 1, :n], then[row : row + 1, :m]], dim=1))
+        torch.testing.assert_close(got[row : row + 1, :m], whole[:, n:], **EXACT)
+
+
+@torch.no_grad()
+def test_what_a_cache_or_a_position_cannot_say_is_refused():
+    model = build(CASES["tiny_encoder_decoder"])
+    source, _ = inputs(model.config, rows=1)
+    packed = model.encode(source, Layout(documents=(torch.arange(source.shape[1]) // 3)[None]))
+    with pytest.raises(InputError, match="documents: a cache remembers one text a row"):
+        model.start(packed, max_len=5)
+    model = build(presets.tiny_decoder(positions=Positions(kind="alibi")))
+    [ids] = [x for x in inputs(model.config, rows=1) if x is not None]
+    with pytest.raises(InputError, match="positions: ALiBi counts how far tokens stand apart"):
+        model.decode(ids, layout=Layout(positions=3 * torch.arange(ids.shape[1])[None]))
 
 
 @pytest.mark.parametrize("name", DECODERS)

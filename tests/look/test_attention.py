@@ -274,6 +274,19 @@ def test_a_translator_is_looked_at_as_it_reads_and_writes():
         assert loss == pytest.approx(-said.logprob / len(layer.rows), rel=1e-4)
 
 
+def test_heads_may_be_numbers_of_numpys():
+    model = regard.load("en-de", device="cpu")
+    seen = model.attention("A dog runs.")
+    layer = next(layer for layer in seen.layers if layer.name == "decoder.1.cross")
+    sharpest = seen.entropy()["decoder.1.cross"].argmin()
+    assert np.array_equal(layer.head(sharpest).weights, layer.head(int(sharpest)).weights)
+    assert model.ablate("A dog runs.", heads=[("decoder.1.cross", sharpest)]).heads == (
+        ("decoder.1.cross", int(sharpest)),
+    )
+    with pytest.raises(InputError, match=r"head \(1\.0\) is not in layer"):
+        layer.head(1.0)
+
+
 def test_patches_have_a_place_and_the_image_is_there():
     config = presets.tiny_vit()
     model = Model(Transformer(config), "classify", None, labels=[str(i) for i in range(11)])

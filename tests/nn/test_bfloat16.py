@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from regard import Model, Transformer, presets, recipe
+from regard.config import Positions
+from regard.data.tokenizer import Tokenizer
 from regard.nn.attention import attend
 from regard.nn.masks import Lowered
 
@@ -32,3 +35,25 @@ def test_attention_is_that_of_float32(name, autocast):
     theirs = torch.autograd.grad(wanted, wide, gradient.float())
     for a, b in zip(mine, theirs, strict=True):
         assert a.equal(b.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("how", [{"beam": 2}, {"temperature": 0}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        presets.tiny_decoder(positions=Positions(kind="alibi")),
+        presets.tiny_decoder(positions=Positions(kind="alibi"), n_kv_heads=1),
+        presets.tiny_lstm(),
+    ],
+    ids=["alibi", "alibi, shared keys", "lstm"],
+)
+def test_every_model_writes_in_half_precision(config, how, dtype):
+    """Whatever its cache is in."""
+    tokens = Tokenizer.train([], recipe.Tokenizer(kind="bytes"))
+    last = config.last.replace(input=config.last.input.replace(vocab_size=len(tokens)))
+    torch.manual_seed(1)
+    model = Model(Transformer(config.replace(decoder=last)).to(dtype), "generate", tokens)
+    for prompt in ("a dog", "a dog that runs after a cat, and so on"):
+        [said] = model.generate([prompt], max_new_tokens=5, **how)
+        assert said.tokens

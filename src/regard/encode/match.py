@@ -50,7 +50,7 @@ def match(model: Model, images: Sequence[Any], texts: Sequence[str], templates: 
     text = np.mean(each, axis=0)
     text /= np.linalg.norm(text, axis=1, keepdims=True)
     cosines = embed_images(model, images) @ text.T
-    scale = float(head.log_scale.detach().float().exp().clamp(max=100))
+    scale = float(head.log_scale.detach().float().exp())
     return Match(torch.from_numpy(scale * cosines).softmax(-1).numpy(), cosines)
 
 

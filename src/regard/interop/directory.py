@@ -28,6 +28,7 @@ from torch import Tensor
 from regard import weights
 from regard.config import ConfigError, Input, InputError, ModelConfig, Pooled, Stack, Tokens, Vocabulary, suggest
 from regard.data.tokenizer import SPECIAL, Tokenizer
+from regard.decode.chat import chat_template
 from regard.encode import images
 from regard.files import drafted
 from regard.interop import FAMILIES, config_to_hf, ct2, pictures
@@ -284,8 +285,8 @@ def _write_hf_tokenizer(model: Model, tokenizer: Tokenizer, path: Path, kind: st
         "split_special_tokens": tokenizer.special is None,
         "clean_up_tokenization_spaces": False,
     }
-    if model.chat_template is not None:
-        settings["chat_template"] = model.chat_template
+    if (template := chat_template(model)) is not None:
+        settings["chat_template"] = template
     _write_json(path / "tokenizer_config.json", settings)
 
 
@@ -334,9 +335,12 @@ def _agreed_names(tokenizer: Tokenizer, given: Input, file: Path) -> list[str]:
 def _write_int8(model: Model, path: Path) -> None:
     if model.path is None or not (model.path / "model.safetensors").exists() or _is_foreign(model.path):
         raise InputError(f"{model.path}: no run directory of regard; --to int8 makes one smaller")
-    for name in ("config.json", "tokenizer.json", "source.tokenizer.json", "labels.json"):
-        if (model.path / name).exists():
-            shutil.copyfile(model.path / name, path / name)
+    beside = [model.path / name for name in ("config.json", "labels.json", "chat_template.jinja")]
+    for file in (*beside, *model.path.glob("*tokenizer*.json")):
+        if file.exists():
+            shutil.copyfile(file, path / file.name)
+    if (model.path / "painter").is_dir():
+        shutil.copytree(model.path / "painter", path / "painter")
     read = weights.read_weights(model.path / "model.safetensors")
     weights.write_weights(path / "model.safetensors", read, int8=True)
 

@@ -75,7 +75,7 @@ def read_gguf(path: Path) -> Parts:
         raise InputError(f"{path}: {error}") from None
     options = {
         "longest": hf["max_position_embeddings"],
-        "prefix": [tokenizer.start] if facts.get("tokenizer.ggml.add_bos_token", False) else [],
+        "prefix": [tokenizer.start] if facts.get("tokenizer.ggml.add_bos_token", _is_llama_3(facts)) else [],
         "ends": [tokenizer.end],
         "chat_template": facts.get("tokenizer.chat_template"),
     }
@@ -84,10 +84,16 @@ def read_gguf(path: Path) -> Parts:
 
 def _config(facts: Mapping[str, Any], tensors: set[str]) -> dict[str, Any]:
     """The config.json that says the same."""
+    for name in ("llama.rope.scaling.factor", "llama.rope.scale_linear"):
+        if facts.get(name, 1) not in (0, 1):
+            raise InputError(f"{name} ({facts[name]}) is not supported; only plain rotary positions are")
     scaling = facts.get("llama.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in tensors:
         raise InputError(f"llama.rope.scaling.type ({scaling!r}) is not supported; only plain rotary positions are")
     heads = facts["llama.attention.head_count"]
+    width = facts.get("llama.attention.key_length", facts["llama.embedding_length"] // heads)
+    if (turned := facts.get("llama.rope.dimension_count", width)) != width:
+        raise InputError(f"llama.rope.dimension_count ({turned}) must be the width of a head, {width}")
     return {
         "model_type": "llama",
         "vocab_size": len(facts["tokenizer.ggml.tokens"]),
@@ -96,7 +102,7 @@ def _config(facts: Mapping[str, Any], tensors: set[str]) -> dict[str, Any]:
         "num_hidden_layers": facts["llama.block_count"],
         "num_attention_heads": heads,
         "num_key_value_heads": facts.get("llama.attention.head_count_kv", heads),
-        "head_dim": facts.get("llama.attention.key_length", facts["llama.embedding_length"] // heads),
+        "head_dim": width,
         "max_position_embeddings": facts["llama.context_length"],
         # Written in single precision: 1e-05 comes back as 9.999999747378752e-06.
         "rms_norm_eps": float(f"{facts['llama.attention.layer_norm_rms_epsilon']:.6g}"),
@@ -149,6 +155,11 @@ SPLITS = {
 CONTROL, OF_THE_USER = 3, 4  # token types: special, and words that are never split
 
 
+def _is_llama_3(facts: Mapping[str, Any]) -> bool:
+    """Whose words are taken whole where they are tokens, and whose texts begin with the start, as llama.cpp has it."""
+    return facts.get("tokenizer.ggml.pre") == "llama-bpe"
+
+
 def _tokenizer(facts: Mapping[str, Any]) -> Tokenizer:
     if (kind := facts["tokenizer.ggml.model"]) != "gpt2":
         raise InputError(f"tokenizer.ggml.model ({kind!r}) is not supported; known: gpt2")
@@ -157,12 +168,13 @@ def _tokenizer(facts: Mapping[str, Any]) -> Tokenizer:
         raise InputError(f"tokenizer.ggml.pre ({split!r}) is not supported; {suggest(split, SPLITS)}")
     names, types = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ", 1)) for merge in facts["tokenizer.ggml.merges"]]
-    inner = tokenizers.Tokenizer(models.BPE({name: id for id, name in enumerate(names)}, merges))
+    ids = {name: id for id, name in enumerate(names)}
+    inner = tokenizers.Tokenizer(models.BPE(ids, merges, ignore_merges=_is_llama_3(facts)))
     inner.pre_tokenizer = SPLITS[split]()
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([n for n, kind in zip(names, types, strict=True) if kind == CONTROL])
     own = [n for n, kind in zip(names, types, strict=True) if kind == OF_THE_USER]
     inner.add_tokens([AddedToken(name, normalized=False) for name in own])
     keys = {"pad": "padding", "start": "bos", "end": "eos", "mask": "mask"}
-    ids = {role: facts.get(f"tokenizer.ggml.{key}_token_id") for role, key in keys.items()}
-    return Tokenizer(inner, {role: None if id is None else names[id] for role, id in ids.items()})
+    special = {role: facts.get(f"tokenizer.ggml.{key}_token_id") for role, key in keys.items()}
+    return Tokenizer(inner, {role: None if id is None else names[id] for role, id in special.items()})

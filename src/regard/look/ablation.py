@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from regard.config import Contrastive, InputError, Labels, Pooled, Vocabulary
 from regard.decode.recorded import Recorder
 from regard.encode.labels import is_regression, parts_of, words_of
-from regard.look.attention import chosen
+from regard.look.attention import chosen, head_of
 from regard.look.inputs import Inputs, read, said_by
 from regard.look.page import as_text, printable
 
@@ -142,11 +142,7 @@ def resolved(model: Model, heads: Iterable[Head]) -> list[tuple[str, int]]:
         names = chosen(model, layer)
         if len(names) > 1:
             raise InputError(f"layer ({layer!r}) may be any of {', '.join(names)}; say which")
-        n = model.net.attention(names[0]).n_heads
-        if not isinstance(head, int) or not 0 <= head < n:
-            its = "its only head is 0" if n == 1 else f"its heads are 0 to {n - 1}"
-            raise InputError(f"head ({head}) is not in layer {names[0]}; {its}")
-        found.append((names[0], head))
+        found.append((names[0], head_of(names[0], model.net.attention(names[0]).n_heads, head)))
     return found
 
 

@@ -113,9 +113,7 @@ class Layer:
 
     def head(self, head: int | None = None) -> Looks:
         """What one head looks at; left out, the mean over all."""
-        if head is not None and not (isinstance(head, int) and 0 <= head < self.n_heads):
-            its = "its only head is 0" if self.n_heads == 1 else f"its heads are 0 to {self.n_heads - 1}"
-            raise InputError(f"head ({head}) is not in layer {self.name}; {its}")
+        head = None if head is None else head_of(self.name, self.n_heads, head)
         weights = self.formed(None if head is None else [head]).mean(0).numpy()
         name = f"{self.name}, {'mean of its heads' if head is None else f'head {head}'}"
         return Looks(name=name, rows=self.rows, columns=self.columns, weights=weights)
@@ -318,6 +316,14 @@ def _layer(name: str, inputs: Inputs, attended: Attended) -> Layer:
 
 def _tower(name: str) -> str:
     return name.partition(".")[0]
+
+
+def head_of(layer: str, n_heads: int, head: Any) -> int:
+    """The number of a head, also of numpy's; refused where the layer has none of that number."""
+    if not hasattr(head, "__index__") or not 0 <= head < n_heads:
+        its = "its only head is 0" if n_heads == 1 else f"its heads are 0 to {n_heads - 1}"
+        raise InputError(f"head ({head}) is not in layer {layer}; {its}")
+    return int(head)
 
 
 def chosen(model: Model, layers: str | int | Iterable[str | int] | None = None) -> list[str]:

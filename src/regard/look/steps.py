@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regard.config import InputError, ModelConfig, Pooled, Positions, Stack, Tokens, Tower
+from regard.look.attention import head_of
 from regard.look.given import check_reads, find, named, read
 from regard.look.page import as_text, walk_page
 from regard.presets import preset
@@ -146,9 +147,7 @@ def walk(
     tower, layer = find(model, layer, words=source.words)
     config: Tower = getattr(model.config, tower)
     n_heads = getattr(config, "n_heads", 1)
-    if not isinstance(head, int) or not 0 <= head < n_heads:
-        its = "its only head is 0" if n_heads == 1 else f"its heads are 0 to {n_heads - 1}"
-        raise InputError(f"head ({head}) is not in layer {layer}; {its}")
+    head = head_of(layer, n_heads, head)
     check_reads(model, tower, source, wanted)
 
     attended, memory = _run(model, tower, layer, source.row, None if wanted is None else wanted.row)

@@ -13,7 +13,7 @@ beside the fast path.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -43,24 +43,24 @@ class Attended(NamedTuple):
     scale: float
     w: Float[Tensor, "H D"] | None = None
 
-    def weights(self, heads: Sequence[int] | int | None = None) -> Float[Tensor, "B heads T S"]:
+    def weights(self, heads: Iterable[int] | int | None = None) -> Float[Tensor, "B heads T S"]:
         """The attention weights of the chosen heads (all by default): rows sum to one, or to zero where
         there was nothing to attend."""
         q, k, w = self.q, self.k, self.w
-        heads = [heads] if isinstance(heads, int) else heads
-        if heads is not None and not len(heads):
+        chosen = None if heads is None else list(heads) if isinstance(heads, Iterable) else [heads]
+        if chosen is not None and not chosen:
             raise InputError("heads ([]) must name at least one, or be left out for all")
-        for head in heads or ():
-            if not isinstance(head, int) or not 0 <= head < q.shape[1]:
+        for head in chosen or ():
+            if not hasattr(head, "__index__") or not 0 <= head < q.shape[1]:  # numpy's are numbers, too
                 raise InputError(f"head {head} is out of range: this layer has {q.shape[1]}, 0 to {q.shape[1] - 1}")
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         mask = self.mask.dense(q.shape[2], k.shape[2], device=q.device, dtype=q.dtype)
         bias, alive = mask.bias, mask.alive
-        if heads is not None:
-            q, k = _chosen(q, heads, 1), _chosen(k, heads, 1)
-            w = None if w is None else _chosen(w, heads, 0)
-            bias = _chosen(bias, heads, 1) if bias is not None and bias.shape[1] > 1 else bias
-            alive = _chosen(alive, heads, 1) if alive is not None and alive.shape[1] > 1 else alive
+        if chosen is not None:
+            q, k = _chosen(q, chosen, 1), _chosen(k, chosen, 1)
+            w = None if w is None else _chosen(w, chosen, 0)
+            bias = _chosen(bias, chosen, 1) if bias is not None and bias.shape[1] > 1 else bias
+            alive = _chosen(alive, chosen, 1) if alive is not None and alive.shape[1] > 1 else alive
         scores = score(q, k, self.scale, w)
         return masked_softmax(scores, Lowered(mask.is_causal, bias, alive))
 
@@ -154,6 +154,8 @@ def attend(
     if mask.near is not None:
         return attend_near(q, k, v, mask, scale=scale, w=w, dropout=dropout)
     if k.dtype != q.dtype:  # a cache may be more exact than the model
+        if mask.bias is not None and mask.bias.dtype != torch.bool:
+            mask = mask._replace(bias=mask.bias.to(k.dtype))
         return attend(q.to(k.dtype), k, v, mask, scale=scale, w=w, dropout=dropout).to(q.dtype)
     if w is None and _few_fit(q, k, mask, groups, dropout):
         return attend_few(q, k, v, mask, scale=scale)

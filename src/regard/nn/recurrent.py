@@ -205,6 +205,7 @@ class RecurrentTower(nn.Module):
         """The state before the first token. A state has no length: ``max_len`` is for Transformers."""
         config = self.config
         device = next(self.parameters()).device
+        dtype = next((w.dtype for w in self.parameters() if w.is_floating_point()), dtype)  # cells multiply by them
         state = torch.zeros(config.n_layers, batch_size, config.d_state, dtype=dtype, device=device)
         cells = torch.zeros(config.n_layers, batch_size, config.d_hidden, dtype=dtype, device=device)
         cross, mask = None, Lowered()

@@ -74,6 +74,8 @@ class Tower(nn.Module):
         d_head, d_value = config.head_widths
         cross, mask = [], Lowered()
         if memory is not None:
+            if memory.layout.documents is not None:
+                raise InputError("documents: a cache remembers one text a row; decode packed texts without one")
             cross = [cast(Block, block).remember(memory.hidden, dtype) for block in self.stack.blocks]
             layout = Layout(lengths=memory.layout.lengths, starts=memory.layout.starts)
             mask = lower_memory(layout, memory.hidden)
@@ -106,10 +108,14 @@ class Tower(nn.Module):
         table = self.embed if embed is None else embed
         assert table is not None, "a tower without a table of its own is given one"
         x = table(inputs, segments)
+        if layout.positions is not None and layout.documents is None and config.positions.kind == "alibi":
+            raise InputError("positions: ALiBi counts how far tokens stand apart as they are; leave them out")
         if cache is None or slots is None or layout.positions is not None:
             positions = layout.position_ids(x.shape[1], x.device)
         else:
             positions = slots // cache.lanes if cache.lanes > 1 else slots
+            if x.shape[1] > 1:  # what fills up a row may stand behind the last of them
+                positions = positions.clamp_max(cache.max_len - 1)
         if self.positions is not None:
             where = self.positions(positions).to(x.dtype)
             if config.positions.join == "add":
