@@ -108,7 +108,11 @@ potatoes: Kartoffeln
 tomatoes: Tomaten
 apples: Äpfel"""
 
-COPIED = ("email", "url", "file")  # are written as they are, even where a sentence begins
+COPIED = ("email", "url", "file", "sign", "word")  # are written as they are, even where a sentence begins
+# Ranges of signs without a token: emoji, symbols, Chinese, Japanese, Korean, Cyrillic, Greek, Arabic, Hebrew, Devanagari.
+SIGNS = [(0x1F300, 0x1F64F)] * 4 + [(0x1F680, 0x1F6C5), (0x2600, 0x26FF), (0x1F90D, 0x1F9FF), (0x2190, 0x21FF)]
+SIGNS += [(0x4E00, 0x9FBF)] * 2 + [(0x3041, 0x3096), (0xAC00, 0xD7A3), (0x430, 0x44F), (0x3B1, 0x3C9)]
+SIGNS += [(0x627, 0x64A), (0x5D0, 0x5EA), (0x905, 0x939)]
 Draw = Callable[[random.Random], tuple[str, dict[str, str]]]  # the English word, and German ones by name
 
 
@@ -257,6 +261,12 @@ def file(rng: random.Random) -> str:
     return f"{rng.choice(WORDS.split())}{rng.choice(['', '', '_2', '-final', '1'])}.{ending}"
 
 
+def sign(rng: random.Random) -> str:
+    """Emoji, or a word in a script that the model cannot read."""
+    begin, end = rng.choice(SIGNS)
+    return "".join(chr(rng.randint(begin, end)) for _ in range(rng.choice([1, 1, 1, 2, 3])))
+
+
 def some_place(rng: random.Random) -> tuple[str, dict[str, str]]:
     english, german = forms(NEAR, "near", "some_place")(rng)
     return f"a{'n' if english[0] in 'aeiou' else ''} {english}", german
@@ -288,6 +298,9 @@ DRAWN: dict[str, Draw] = {
     "decimal": decimal,
     "money": money,
     "file": copied("file", file),
+    "sign": copied("sign", sign),
+    "sign2": copied("sign2", sign),
+    "word": same("word", WORDS),
     "food": forms(FOOD, "food", "food_nom"),
     "food2": forms(FOOD, "food2", "food2_nom"),
     "Food": forms(FOOD, "Food", "Food_nom"),
