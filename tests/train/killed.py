@@ -53,7 +53,7 @@ def main(folder: Path, kills: int) -> None:
         while ended is None and _newest(broken) < until:
             ended = _reap(child)
         if draw.random() < 0.5:  # in the middle of a checkpoint
-            while ended is None and not list((broken.path / "state").glob(".step-*")):
+            while ended is None and not list((broken.path / "state").glob(".partial.step-*")):
                 ended = _reap(child)
         else:
             time.sleep(draw.uniform(0, 0.1) * whole)

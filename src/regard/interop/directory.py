@@ -285,7 +285,7 @@ def _write_hf_tokenizer(model: Model, tokenizer: Tokenizer, path: Path, kind: st
         "split_special_tokens": tokenizer.special is None,
         "clean_up_tokenization_spaces": False,
     }
-    if (template := chat_template(model)) is not None:
+    if model.task == "generate" and (template := chat_template(model)) is not None:
         settings["chat_template"] = template
     _write_json(path / "tokenizer_config.json", settings)
 
