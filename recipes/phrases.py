@@ -109,7 +109,7 @@ tomatoes: Tomaten
 apples: Äpfel"""
 
 COPIED = ("email", "url", "file", "sign", "word")  # are written as they are, even where a sentence begins
-# Ranges of signs without a token: emoji, symbols, Chinese, Japanese, Korean, Cyrillic, Greek, Arabic, Hebrew, Devanagari.
+# Signs without a token: emoji, symbols, Chinese, Japanese, Korean, Cyrillic, Greek, Arabic, Hebrew, Devanagari.
 SIGNS = [(0x1F300, 0x1F64F)] * 4 + [(0x1F680, 0x1F6C5), (0x2600, 0x26FF), (0x1F90D, 0x1F9FF), (0x2190, 0x21FF)]
 SIGNS += [(0x4E00, 0x9FBF)] * 2 + [(0x3041, 0x3096), (0xAC00, 0xD7A3), (0x430, 0x44F), (0x3B1, 0x3C9)]
 SIGNS += [(0x627, 0x64A), (0x5D0, 0x5EA), (0x905, 0x939)]

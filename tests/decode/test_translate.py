@@ -268,6 +268,7 @@ def test_the_model_that_ships():
     assert [found.text for found in strange[:2]] == ["Ich liebe 🍕.", "naïve café 北京"]
     assert not any("\ufffd" in found.text for found in strange)
     assert strange[3].text == "🍕🦊"
+    assert model.translate("Happy birthday! 🎉 🎂")[0].text == "Alles Gute zum Geburtstag! 🎉 🎂"
     # Signs are no letters: two of them do not make a sentence one in another script.
     assert "👍👍" in model.translate("Great job 👍👍")[0].text
     # Letters that have tokens, of scripts that have no words: copied whole, not in parts.

@@ -72,11 +72,21 @@ def mark(line: str) -> str:
     return found[0] if (found := _MARK.match(line)) else ""
 
 
+def tail(sentence: str) -> str:
+    """The emoji at the end of a sentence, with the space before them: what stands behind the words stays there.
+
+    >>> tail("See you! 🎉 🎂"), tail("I love 🍕."), tail("🍕")
+    (' 🎉 🎂', '', '')
+    """
+    return found[0] if (found := _TAIL.search(sentence)) else ""
+
+
 _MARK = re.compile(r"(?:(?:#{1,6}|[-–—*+•·>]|\d{1,3}[.)]|[^\W\d_]\))[^\S\n\r]+)+(?=\S)")
 _OPEN = "\"'“”„‟‚‘’«»‹›([{¿¡「『《〈【（"
 _CLOSE = "\"'“”’‘«»‹›)]}」』》〉】）"
 _WIDE = "。！？｡"
 _EMOJI = "\u2600-\u27bf\ufe0f\u200d\U0001f300-\U0001faff"
+_TAIL = re.compile(rf"(?<=\S)(?<![{_EMOJI}])(?:\s*[{_EMOJI}]+)+\Z")
 _PLACES = re.compile(rf"\s+|(?P<wide>[{_WIDE}]++[{re.escape(_CLOSE)}]*+)(?!\s)")
 _LINE_END = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _STOP = re.compile(rf"(?P<word>\S*?)(?P<stop>[.!?…{_WIDE}।॥؟۔]+)(?:[{re.escape(_CLOSE)}]|\s?[»{_EMOJI}])*\Z")

@@ -1,11 +1,11 @@
 """Texts in, translations out: sentences of like length together, each text put back as it was.
 
 A text is split into sentences, and a sentence that is longer than any the model was trained on into parts; line ends,
-what stands between sentences and what marks a line (``- ``, ``# ``, ``1. ``) stay. What has nothing to translate (no
-letter or digit, or mostly letters of a script that the model hardly knows) is copied, as a translator would; and so are
-characters without a token within a sentence, where the model wrote bytes that are no text. Spaces of other widths are
-read as spaces, and what cannot be seen is not read. A sentence in capitals that the tokenizer can only spell is read in
-small letters, and its translation written in capitals.
+what stands between sentences, emoji behind them and what marks a line (``- ``, ``# ``, ``1. ``) stay. What has nothing
+to translate (no letter or digit, or mostly letters of a script that the model hardly knows) is copied, as a translator
+would; and so are characters without a token within a sentence, where the model wrote bytes that are no text. Spaces of
+other widths are read as spaces, and what cannot be seen is not read. A sentence in capitals that the tokenizer can only
+spell is read in small letters, and its translation written in capitals.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from regard.config import InputError
 from regard.data.arrivals import arriving
 from regard.data.batch import number_of
-from regard.data.sentences import Piece, ends_line, mark, shorten, split
+from regard.data.sentences import Piece, ends_line, mark, shorten, split, tail
 from regard.data.tokenizer import Tokenizer, script
 from regard.decode import recorded
 from regard.decode.recorded import fixed_length, fixed_size
@@ -164,7 +164,9 @@ class Text:
         begins = True  # a line, which may have a mark
         for piece in split(text):
             layout = mark(piece.text) if begins else ""
-            self.parts += [layout, *self._pieces(piece._replace(text=piece.text[len(layout) :]))]
+            words = piece.text[len(layout) :]
+            words, signs = words[: len(words) - len(tail(words))], tail(words)
+            self.parts += [layout, *self._pieces(Piece(words, signs + piece.after))]
             begins = ends_line(piece.after) or (begins and not piece.text)
 
     def _pieces(self, piece: Piece, *, as_it_is: bool = False) -> Iterator[Unit | str]:
