@@ -118,7 +118,7 @@ function wanted() {
       event.preventDefault();
       form.remove();
       waiting = undefined;
-      resolve(input.value.replace(/[^\x21-\x7e]/g, "")); // nothing else can stand in a header
+      resolve(input.value.replace(/[^\x20-\x7e]/g, "")); // nothing else can stand in a header
     });
     document.getElementById("main").before(form);
     input.focus();
