@@ -164,9 +164,9 @@ class Text:
         begins = True  # a line, which may have a mark
         for piece in split(text):
             layout = mark(piece.text) if begins else ""
-            words = piece.text[len(layout) :]
-            words, signs = words[: len(words) - len(tail(words))], tail(words)
-            self.parts += [layout, *self._pieces(Piece(words, signs + piece.after))]
+            signs = tail(piece.text[len(layout) :])
+            words = piece.text[len(layout) : len(piece.text) - len(signs)]
+            self.parts += [*([layout] if layout else []), *self._pieces(Piece(words, signs + piece.after))]
             begins = ends_line(piece.after) or (begins and not piece.text)
 
     def _pieces(self, piece: Piece, *, as_it_is: bool = False) -> Iterator[Unit | str]:
